@@ -1,0 +1,95 @@
+"""The backend: MindSpeed itself, or the plain stand-in for Transformer Engine. Imports the stack inside the rank server."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+
+from conformance.npu import Mode
+from conformance.results import Package
+from conformance.stack import BackendName, MindSpeed, collect
+
+#: Set in the server before Python starts. One thread per rank: ranks share the cores, and a forked thread pool is no pool.
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_VERBOSITY": "error",  # repatching wakes all lazy modules of transformers, and each writes warnings
+    "TORCHDYNAMO_DISABLE": "1",  # compiling a four-layer model costs more than running it
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",  # megatron-core asks for it with TP and SP
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+}
+
+
+@dataclass(frozen=True)
+class BackendSpec:
+    """What the rank server imports."""
+
+    name: BackendName
+    npu: Mode
+    mindspeed: MindSpeed | None = None
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What the server imported: `device` is `npu` or `emulated`."""
+
+    device: str
+    packages: tuple[Package, ...]
+
+
+#: Imported before the first fork, since every rank needs them and an import costs more than a step.
+_WARM = (
+    "verl.workers.engine",
+    "verl.workers.utils.losses",
+    "verl.workers.utils.padding",
+    "verl.utils.distributed",
+    "verl.models.mcore.mbridge",
+    "verl.trainer.main_ppo",
+    "megatron.core.models.gpt.gpt_model",
+    "transformers.models.qwen3.modeling_qwen3",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
+    "transformers.models.deepseek_v3.modeling_deepseek_v3",
+    "conformance.step",
+    "conformance.reference",
+    "conformance.accepted",
+    "conformance.probes.trace",
+    "conformance.probes.calls",
+    "conformance.probes.reads",
+    "conformance.probes.structure",
+)
+
+
+def preload(spec: BackendSpec) -> Imported:
+    """Import the whole stack, in the order that it needs. Runs once, in the rank server."""
+    from conformance import npu, plain
+
+    sys.argv = sys.argv[:1]  # MindSpeed parses the command line at import
+    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
+    warnings.simplefilter("ignore")
+    logging.disable(logging.INFO)
+    if spec.mindspeed is not None:
+        sys.path.insert(0, str(spec.mindspeed.home))
+    device = npu.activate(spec.npu, mindspeed=spec.name == "mindspeed")
+    import torch
+
+    torch.set_num_threads(1)
+    if spec.name == "mindspeed":
+        # Before megatron.core, which looks for Transformer Engine and Apex when it is imported.
+        importlib.import_module("mindspeed.megatron_adaptor")
+        npu.install_kernels()
+    else:
+        plain.activate()
+        importlib.import_module("torch_npu.contrib.transfer_to_npu")  # MindSpeed does this itself
+    for name in _WARM:
+        importlib.import_module(name)
+    with contextlib.suppress(ImportError):
+        import tqdm
+
+        tqdm.tqdm.monitor_interval = 0  # its monitor is a thread, and threads do not survive a fork
+    return Imported(device.name, collect(spec.mindspeed))

@@ -1,0 +1,133 @@
+"""Known issues: faults of upstream that a run is expected to show, and the strictness that keeps the list true.
+
+An entry holds for exactly the versions it names. One that no longer fails, or fails in another way, differs; one that
+matches no check of a complete run is unused. Both fail the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, Field, WithJsonSchema
+
+from conformance.errors import UsageFault
+from conformance.matrix import ROLES, ROOT, Id, Matrix, Role, Words
+from conformance.results import Backend, Check, CheckRecord, Header, Precision
+from conformance.yamlsource import Document, Items, Strictly, form_error, load, nearest, validate
+
+KNOWN_ISSUES = ROOT / "known_issues.yaml"
+
+
+def _check_specifier(text: str) -> str:
+    try:
+        SpecifierSet(text)
+    except InvalidSpecifier:
+        raise form_error(f"{text!r} is not a version specifier", "PEP 440, such as '>=0.9,<0.10'") from None
+    return text
+
+
+def _check_link(text: str) -> str:
+    if not text.startswith(("https://", "http://")) or not text.isprintable() or " " in text:
+        raise form_error(f"{text[:80]!r} is not a link", "https://...")
+    return text
+
+
+class KnownIssue(Strictly):
+    """One expected fault. Fields that are left out hold for all: roles, precisions, versions."""
+
+    row: Id
+    check: Check
+    roles: Items[Role] = Field(ROLES, min_length=1)
+    variant: Id = "documented"
+    backend: Backend
+    precision: Precision | None = None
+    versions: Mapping[str, Annotated[str, AfterValidator(_check_specifier)]] = {}
+    outcome: Literal["fail", "always_on", "no_effect", "refused", "crash", "unsupported"]
+    exception: Words | None = Field(None, description="type of the exception")
+    contains: Words | None = Field(None, description="part of the exception's first line, or of the summary")
+    reason: Words
+    link: Annotated[
+        str, Field(max_length=500), AfterValidator(_check_link), WithJsonSchema({"type": "string", "format": "uri"})
+    ]
+
+    def applies(self, header: Header) -> bool:
+        """Whether the run has the backend and all the versions that the entry holds for."""
+        have = header.versions()
+        return self.backend == header.backend and all(
+            _within(have.get(canonicalize_name(package)), wanted) for package, wanted in self.versions.items()
+        )
+
+    def covers(self, record: CheckRecord) -> bool:
+        """Whether the entry speaks of this check, whatever its outcome."""
+        return (
+            (self.row, self.check, self.variant) == (record.row, record.check, record.variant)
+            and record.role in self.roles
+            and self.precision in (None, record.precision)
+        )
+
+
+def _within(version: str | None, wanted: str) -> bool:
+    try:
+        return version is not None and SpecifierSet(wanted).contains(Version(version), prereleases=True)
+    except InvalidVersion:  # a checkout may call itself anything; then the entry does not apply
+        return False
+
+
+class KnownIssues(Strictly):
+    """The whole file."""
+
+    issues: Items[KnownIssue]
+
+
+def load_known(path: Path = KNOWN_ISSUES, matrix: Matrix | None = None) -> tuple[KnownIssue, ...]:
+    """Read and check the list; with a matrix, that rows and variants exist. UsageFault with file and line."""
+    document = load(path)
+    issues = validate(document, KnownIssues).issues
+    if matrix is not None:
+        for number, issue in enumerate(issues):
+            _check_names(document, number, issue, matrix)
+    return issues
+
+
+def _check_names(document: Document, number: int, issue: KnownIssue, matrix: Matrix) -> None:
+    ids = list(matrix.ids())
+    if issue.row not in ids:
+        raise document.fault(("issues", number, "row"), f"no such row; right form: {nearest(issue.row, ids)}")
+    names = matrix[issue.row].variant_names
+    if issue.variant not in names:
+        right = nearest(issue.variant, names)
+        raise document.fault(("issues", number, "variant"), f"no such variant; right form: {right}")
+
+
+def match(entries: Iterable[KnownIssue], record: CheckRecord, header: Header) -> KnownIssue | None:
+    """The entry for this check on this stack, or None; UsageFault when two claim it."""
+    found = [entry for entry in entries if entry.covers(record) and entry.applies(header)]
+    if len(found) > 1:
+        where = f"{record.row}, {record.role}, {record.variant}, {record.check}"
+        raise UsageFault(f"known_issues.yaml: {len(found)} entries hold for one check ({where}); right form: one")
+    return found[0] if found else None
+
+
+def judge(entry: KnownIssue, record: CheckRecord) -> str | None:
+    """None when the check came out as the entry says, else how it differs."""
+    if record.outcome == "pass":
+        return f"expected {entry.outcome}, passes now: remove the known issue ({entry.link})"
+    if record.outcome != entry.outcome:
+        return f"expected {entry.outcome}, is {record.outcome}"
+    raised = record.exception.type if record.exception else "no exception"
+    if entry.exception and entry.exception != raised:
+        return f"expected {entry.exception}, got {raised}"
+    text = record.exception.message if record.exception else record.summary
+    if entry.contains and entry.contains not in text:
+        return f"expected a message with {entry.contains!r}, got {text!r}"
+    return None
+
+
+def unused(entries: Iterable[KnownIssue], matched: Collection[KnownIssue], header: Header) -> tuple[KnownIssue, ...]:
+    """Entries that hold for this stack and for a row of this complete run, and that no check matched."""
+    return tuple(e for e in entries if e.row in header.rows and e.applies(header) and not any(e is m for m in matched))

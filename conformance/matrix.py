@@ -1,0 +1,402 @@
+"""The rows of `matrix.yaml`: frozen, validated, and the only place that says what is tested.
+
+`documented` holds the keys as the upstream page spells them, also where they are wrong: that is what is tested.
+`variants` holds further spellings of the same feature that may work where the documented one does not.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema, model_validator
+
+from conformance.yamlsource import Items, Strictly, form_error, load, nearest, validate
+
+ROOT = Path(__file__).resolve().parent.parent
+MATRIX = ROOT / "matrix.yaml"
+
+Role = Literal["actor", "ref"]
+ROLES: tuple[Role, ...] = ("actor", "ref")
+Side = Literal["on", "off", "absent"]
+Form = Literal["plain", "+", "++"]
+Scalar = bool | int | float | str | None
+
+_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    ">=": operator.ge,
+    "<=": operator.le,
+    ">": operator.gt,
+    "<": operator.lt,
+}
+
+_GROUP = "(tp|pp|cp|dp|ep|etp|dp_cp|edp|etp_ep|tp_cp)"
+_DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
+_TARGET = rf"{_DOTTED}:{_DOTTED}"
+#: Fact family -> the form of what follows the first dot. `conformance.probes` produces these facts.
+_FAMILIES = {
+    "groups": _GROUP,
+    "collectives": _GROUP + r"\.(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|reduce|send|recv)",
+    "ops": r"[a-z_][a-z0-9_]*",
+    "modules": _DOTTED,
+    "layers": "(count|first)",
+    "calls": _TARGET,
+    "optimizer": r"[a-z_][a-z0-9_]*",
+    "config": r"[a-z_][a-z0-9_]*",
+    "reads": r"[a-z_][a-z0-9_]*",
+    "patched": _TARGET,
+    "storage": r"[a-z_][a-z0-9_]*",
+}
+_ID = "[a-z0-9]+(-[a-z0-9]+)*"
+_KEY = r"actor_rollout_ref\.(actor|ref)(\.[a-z_][a-z0-9_]*)+"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison with a fixed right side, e.g. `> 0` or `== TEGroupedMLP`."""
+
+    operator: str
+    right: float | str
+
+    @classmethod
+    def parse(cls, text: object) -> Condition:
+        """Read `OPERATOR VALUE`; the value is a number, else text, which only == and != can compare."""
+        right_form = "an operator (== != > >= < <=) and a value, such as '> 0' or '== 2'"
+        match = re.fullmatch(r"\s*(==|!=|>=|<=|>|<)\s*(\S+)\s*", text) if isinstance(text, str) else None
+        if match is None:
+            raise form_error(f"{text!r} is not a condition", right_form)
+        symbol, word = match.groups()
+        value = _number(word)
+        if isinstance(value, str) and symbol not in ("==", "!="):
+            raise form_error(f"{text!r} orders text", "a number after > >= < <=")
+        return cls(symbol, value)
+
+    def holds(self, value: float | str | None) -> bool:
+        """Whether a fact satisfies the condition. An absent fact (None) is 0 to a number and unequal to any text."""
+        return _holds(self.operator, value, self.right)
+
+    def __str__(self) -> str:
+        return f"{self.operator} {_plain(self.right)}"
+
+
+def _holds(symbol: str, left: float | str | None, right: float | str | None) -> bool:
+    if isinstance(left, str) or isinstance(right, str):
+        if isinstance(left, str) and isinstance(right, str):
+            return symbol in ("==", "!=") and _COMPARE[symbol](left, right)
+        return symbol == "!="
+    return _COMPARE[symbol](left or 0, right or 0)
+
+
+def _number(word: str) -> float | str:
+    for kind in (int, float):
+        try:
+            value = kind(word)
+        except ValueError:
+            continue
+        return value if math.isfinite(value) else word
+    return word
+
+
+def _plain(value: float | str | None) -> str:
+    return "absent" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _check_fact(text: str) -> str:
+    family, dot, rest = text.partition(".")
+    if family not in _FAMILIES or not dot:
+        raise form_error(f"unknown fact family {family!r}", nearest(family, _FAMILIES))
+    if not re.fullmatch(_FAMILIES[family], rest):
+        raise form_error(f"{text!r} is not a fact", f"{family}. and then {_FAMILIES[family]}")
+    return text
+
+
+def _check_id(text: str) -> str:
+    if not re.fullmatch(_ID, text):
+        raise form_error(f"{text[:60]!r} is not an id", "a-z, 0-9 and single dashes between them")
+    if "ep" in text and text != "ep":
+        raise form_error(f"{text!r} contains 'ep'", "an id without it: 'pytest -k ep' must select the row 'ep' alone")
+    return text
+
+
+def _check_scalar(value: object) -> Scalar:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise form_error("not a finite number", "a number, text, true, false or null")
+    if isinstance(value, str) and ("${" in value or not value.isprintable()):
+        raise form_error("interpolations and control characters are not allowed", "plain text")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise form_error("a list or mapping", "a number, text, true, false or null")
+
+
+def _check_key(text: str) -> str:
+    if not re.fullmatch(_KEY, text):
+        raise form_error(f"{text[:80]!r} is not a key", "the full dotted key, actor_rollout_ref.actor... or .ref...")
+    return text
+
+
+def _check_world_size(value: int) -> int:
+    if value not in (1, 2, 4):
+        raise form_error(f"{value} ranks", "1, 2 or 4")
+    return value
+
+
+_SYMBOLS = list(_COMPARE)
+Id = Annotated[str, AfterValidator(_check_id), WithJsonSchema({"type": "string", "pattern": f"^{_ID}$"})]
+Key = Annotated[str, AfterValidator(_check_key), WithJsonSchema({"type": "string", "pattern": f"^{_KEY}$"})]
+FactName = Annotated[
+    str,
+    AfterValidator(_check_fact),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{k}\.{v}$"} for k, v in _FAMILIES.items()]}),
+]
+Value = Annotated[
+    Scalar,
+    PlainValidator(_check_scalar),
+    WithJsonSchema({"type": ["boolean", "integer", "number", "string", "null"]}),
+]
+ConditionText = Annotated[
+    Condition,
+    PlainValidator(Condition.parse),
+    PlainSerializer(str),
+    WithJsonSchema({"type": "string", "pattern": r"^\s*(==|!=|>=|<=|>|<)\s*\S+\s*$"}),
+]
+WorldSize = Annotated[int, Strict(), AfterValidator(_check_world_size), WithJsonSchema({"enum": [1, 2, 4]})]
+Size = Annotated[int, Field(ge=1, le=4)]
+Words = Annotated[str, Field(min_length=1, max_length=2000)]
+
+
+class Bilingual(Strictly):
+    """The same text in English and in Chinese."""
+
+    en: Words
+    zh: Words
+
+
+class Setting(Strictly):
+    """One key of the feature with the value that switches it on and the one that switches it off."""
+
+    key: Key
+    on: Value
+    off: Value
+
+
+class Companion(Strictly):
+    """A key that must go with the feature's own; it has the same value in every run of the row."""
+
+    key: Key
+    value: Value
+
+
+@dataclass(frozen=True)
+class Judged:
+    """Whether a condition held, and a line that says fact, ranks, values and what was wanted."""
+
+    holds: bool
+    text: str
+
+
+class Evidence(Strictly):
+    """What must be seen in what ran. Values are lists of one fact's value on each rank, in rank order.
+
+    `on` must hold in the run with the key on, `off` in the run with the key off; `change` compares on with off, rank by
+    rank. `ranks: any` asks `on` and `change` of one rank only; `off` holds on every rank, for it says what is absent.
+    """
+
+    fact: FactName
+    on: ConditionText | None = None
+    off: ConditionText | None = None
+    change: Annotated[str | None, Field(json_schema_extra={"enum": [*_SYMBOLS, None]})] = None
+    roles: Items[Role] = Field(ROLES, min_length=1)
+    ranks: Literal["all", "any"] = "all"
+
+    @model_validator(mode="after")
+    def _is_two_sided(self) -> Evidence:
+        if self.change is not None and self.change not in _COMPARE:
+            raise form_error(f"{self.change!r} is not an operator", "one of " + " ".join(_SYMBOLS), "change")
+        if self.change is None and (self.on is None or self.off is None):
+            raise form_error("evidence must be two-sided", "both 'on' and 'off', or 'change'")
+        return self
+
+    def judge_on(self, values: Sequence[float | str | None]) -> Judged | None:
+        """Judge the run with the key on; None when nothing is asked of it."""
+        return self._judge(self.on, values, self.ranks) if self.on else None
+
+    def judge_off(self, values: Sequence[float | str | None]) -> Judged | None:
+        """Judge the run with the key off; None when nothing is asked of it."""
+        return self._judge(self.off, values, "all") if self.off else None
+
+    def judge_change(self, on: Sequence[float | str | None], off: Sequence[float | str | None]) -> Judged | None:
+        """Compare the two runs rank by rank; None when nothing is asked. ValueError if the rank counts differ."""
+        if self.change is None:
+            return None
+        marks = [_holds(self.change, left, right) for left, right in zip(on, off, strict=True)]
+        seen = [f"{_plain(left)} (off: {_plain(right)})" for left, right in zip(on, off, strict=True)]
+        return self._line(marks, seen, f"{self.change} the value when off", self.ranks)
+
+    def _judge(self, wanted: Condition, values: Sequence[float | str | None], ranks: str) -> Judged:
+        return self._line([wanted.holds(v) for v in values], [_plain(v) for v in values], str(wanted), ranks)
+
+    def _line(self, marks: list[bool], seen: list[str], wanted: str, ranks: str) -> Judged:
+        holds = any(marks) if ranks == "any" else bool(marks) and all(marks)
+        shown = ", ".join(f"rank {i}: {text}" for i, text in enumerate(seen)) or "no rank reported"
+        return Judged(holds, f"{self.fact}: {shown}; wanted {wanted} on {'any' if ranks == 'any' else 'every'} rank")
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A key and the value that a run gives it."""
+
+    key: str
+    value: Scalar
+    part: Literal["topology", "companion", "setting"]
+
+
+class Spelling(Strictly):
+    """One way to write the feature. `evidence` here replaces the row's."""
+
+    settings: Items[Setting] = Field(min_length=1)
+    companions: Items[Companion] = ()
+    evidence: Annotated[Items[Evidence], Field(min_length=1)] | None = None
+    note: Bilingual | None = None
+
+    def settings_for(self, role: Role) -> tuple[Setting, ...]:
+        """The settings as that role spells them: its own keys if there are any, else the other role's, moved over."""
+        own = tuple(s for s in self.settings if s.key.startswith(_prefix(role)))
+        return own or tuple(s.model_copy(update={"key": _moved(s.key, role)}) for s in self.settings)
+
+    def companions_for(self, role: Role) -> tuple[Companion, ...]:
+        """The companions as that role spells them, by the same rule."""
+        own = tuple(c for c in self.companions if c.key.startswith(_prefix(role)))
+        return own or tuple(c.model_copy(update={"key": _moved(c.key, role)}) for c in self.companions)
+
+
+class Variant(Spelling):
+    """A further spelling, with a name of its own."""
+
+    name: Id
+
+
+class Topology(Strictly):
+    """Engine-level parallel sizes that every run of the row has, whether its key is on, off or absent."""
+
+    tensor_model_parallel_size: Size | None = None
+    pipeline_model_parallel_size: Size | None = None
+    expert_model_parallel_size: Size | None = None
+    expert_tensor_parallel_size: Size | None = None
+    context_parallel_size: Size | None = None
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that are set, by field name."""
+        return {name: size for name, size in self.model_dump().items() if size is not None}
+
+
+class Row(Strictly):
+    """One feature of the upstream page."""
+
+    id: Id
+    name: Words = Field(description="as the upstream page names it")
+    title: Bilingual
+    table: Literal["feature", "fused_operator"]
+    status: Literal["Dev", "Preview", "Released"]
+    implemented_by: Literal["megatron-core", "mindspeed"]
+    model: Literal["dense", "moe", "mla"]
+    world_size: WorldSize
+    topology: Topology = Topology()
+    documented: Spelling
+    variants: Items[Variant] = ()
+    parity: Literal["identical", "reordered", "kernel"]
+    evidence: Items[Evidence] = Field(min_length=1)
+    note: Bilingual | None = None
+
+    @model_validator(mode="after")
+    def _variants_have_names_of_their_own(self) -> Row:
+        for i, variant in enumerate(self.variants):
+            if variant.name in ("documented", *(v.name for v in self.variants[:i])):
+                raise form_error(f"duplicate variant {variant.name!r}", "a name of its own", "variants", i, "name")
+        return self
+
+    @property
+    def variant_names(self) -> tuple[str, ...]:
+        """`documented` first, then the variants in their order."""
+        return ("documented", *(v.name for v in self.variants))
+
+    def spelling(self, variant: str) -> Spelling:
+        """The spelling of that name; KeyError if there is none."""
+        return {"documented": self.documented, **{v.name: v for v in self.variants}}[variant]
+
+    def evidence_for(self, variant: str, role: Role) -> tuple[Evidence, ...]:
+        """What to look for in that spelling's runs under that role."""
+        return tuple(e for e in self.spelling(variant).evidence or self.evidence if role in e.roles)
+
+    def assignments(self, variant: str, role: Role, side: Side) -> tuple[Assignment, ...]:
+        """Every key that a run sets: the topology, the companions, and (unless `absent`) the settings."""
+        spelling = self.spelling(variant)
+        found = [Assignment(f"{_prefix(role)}megatron.{k}", v, "topology") for k, v in self.topology.sizes().items()]
+        found += [Assignment(c.key, c.value, "companion") for c in spelling.companions_for(role)]
+        if side != "absent":
+            pairs = ((s.key, s.on if side == "on" else s.off) for s in spelling.settings_for(role))
+            found += [Assignment(key, value, "setting") for key, value in pairs]
+        # A setting may be one of the topology's keys: the last word is the setting's.
+        return tuple({a.key: a for a in found}.values())
+
+
+class Matrix(Strictly):
+    """All rows, in the page's order."""
+
+    rows: Items[Row] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _ids_are_unique(self) -> Matrix:
+        counts: Counter[str] = Counter()
+        for i, row in enumerate(self.rows):
+            counts[row.id] += 1
+            if counts[row.id] > 1:
+                raise form_error(f"duplicate id {row.id!r}", "an id that no other row has", "rows", i, "id")
+        return self
+
+    def __getitem__(self, row_id: str) -> Row:
+        return next(row for row in self.rows if row.id == row_id)
+
+    def ids(self) -> Iterator[str]:
+        return (row.id for row in self.rows)
+
+
+def load_matrix(path: Path = MATRIX) -> Matrix:
+    """Read and check a matrix; UsageFault with file, line and the right form for the first fault."""
+    return validate(load(path), Matrix)
+
+
+def _prefix(role: Role) -> str:
+    return f"actor_rollout_ref.{role}."
+
+
+def _moved(key: str, role: Role) -> str:
+    return re.sub(r"^actor_rollout_ref\.(actor|ref)\.", _prefix(role), key)
+
+
+def override_text(key: str, value: Scalar, form: Form) -> str:
+    """One Hydra override, e.g. `++a.b='4,5'`. Not quoted for a shell.
+
+    Text that Hydra would read as anything else (a number, a list, a boolean) goes in single quotes.
+    """
+    return f"{'' if form == 'plain' else form}{key}={_hydra_value(value)}"
+
+
+def _hydra_value(value: Scalar) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if not isinstance(value, str):
+        return repr(value)
+    special = value.lower() in ("null", "true", "false", "nan", "inf")
+    if re.fullmatch(r"[A-Za-z_][\w./-]*", value, re.ASCII) and not special:
+        return value
+    # In Hydra's grammar a backslash only escapes in front of a quote, so only those before one (or at the end) double.
+    return "'" + re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value) + "'"

@@ -1,0 +1,215 @@
+"""Are the numbers the same? One case against the baseline: one rank, everything off, same seed, same run.
+
+Bounds are derived from the number format and the depth of the model, never tuned to a row:
+
+- A value that passes N roundings of unit roundoff u carries a random-walk error of about u*sqrt(N). A transformer layer
+  rounds its residual stream some eight times (two norms, qkv, attention, projection, two MLP matmuls, the gate), the head
+  twice: N = 8*layers + 2 forward, twice that with the backward pass. Four standard deviations are allowed: 4*u*sqrt(N), times the scale
+  of the quantity.
+- `identical`: bitwise, but for the global grad norm, which is summed over ranks in another order by its definition.
+- `reordered`: the bound above (float32).
+- `kernel`: the error against the float64 truth, at most KERNEL_FACTOR times the baseline's own error.
+- bfloat16: rounding is chaotic at this size, so both non-identical classes compare errors against the float64 truth: root
+  mean square at most RMS_FACTOR, largest at most MAX_FACTOR times the baseline's own bfloat16 error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from conformance.config import Precision
+from conformance.errors import ConformanceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from conformance.step import StepResult
+
+ParityClass = Literal["identical", "reordered", "kernel"]
+
+UNIT_ROUNDOFF: dict[Precision, float] = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
+#: Two evaluation orders of one format differ by sqrt(2) of one's error on average; twice that is allowed.
+RMS_FACTOR = 2.0
+#: The largest of some hundred errors scatters more than their root mean square.
+MAX_FACTOR = 4.0
+KERNEL_FACTOR = 4.0
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """What a case computed, put together from its ranks.
+
+    log_probs, entropy: (B, RESPONSE), nats, valid under the response mask. loss: global. grad_norm: global, before
+    clipping. weights: after the update, Hugging Face names. The last three are None for ref.
+    """
+
+    log_probs: torch.Tensor
+    entropy: torch.Tensor
+    loss: float | None
+    grad_norm: float | None
+    weights: dict[str, torch.Tensor] | None
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One compared quantity: its largest difference, the bound that applied, and where the difference lies."""
+
+    quantity: str
+    difference: float
+    bound: float
+    where: str
+
+    @property
+    def ok(self) -> bool:
+        """False also for NaN."""
+        return self.difference <= self.bound
+
+
+@dataclass(frozen=True)
+class Scales:
+    """What bounds depend on: layers of the model, and Adam's slope lr/eps from a gradient to a weight."""
+
+    layers: int
+    adam_slope: float
+    clip: float = 1.0
+
+    def relative(self, precision: Precision, passes: int = 1) -> float:
+        return 4.0 * UNIT_ROUNDOFF[precision] * math.sqrt(passes * (8 * self.layers + 2))
+
+
+def collect(results: Sequence[StepResult]) -> Numbers:
+    """Put the data-parallel slices back in order; the loss is verl's mean over data-parallel ranks."""
+    import torch
+
+    holders = sorted((r for r in results if r.log_probs is not None), key=lambda r: r.data_parallel_rank)
+    if [r.data_parallel_rank for r in holders] != list(range(len(holders))) or not holders:
+        raise ConformanceError(f"outputs came from data-parallel ranks {[r.data_parallel_rank for r in holders]}")
+    losses = [r.loss for r in holders if r.loss is not None]
+    return Numbers(
+        log_probs=torch.cat([r.log_probs for r in holders if r.log_probs is not None]),
+        entropy=torch.cat([r.entropy for r in holders if r.entropy is not None]),
+        loss=sum(losses) / len(losses) if losses else None,
+        grad_norm=holders[0].grad_norm,
+        weights=next((r.weights for r in results if r.weights is not None), None),
+    )
+
+
+def compare(
+    case: Numbers,
+    baseline: Numbers,
+    truth: Numbers,
+    mask: torch.Tensor,
+    kind: ParityClass,
+    precision: Precision,
+    scales: Scales,
+) -> list[Figure]:
+    """All figures of one case, in a fixed order.
+
+    `mask`: (B, RESPONSE) bool. `truth` is the float64 reference; it is used by the kernel class and in bfloat16.
+    Raises ConformanceError when the two sides do not hold the same quantities.
+    """
+    figures: list[Figure] = []
+    for name in ("log_probs", "entropy"):
+        sides = [getattr(side, name).double()[mask] for side in (case, baseline, truth)]
+        figures.append(_judge(name, *sides, kind, precision, scales, scales.relative(precision), _token_name(mask)))
+    if baseline.loss is None:
+        return figures
+    if case.loss is None or case.grad_norm is None or baseline.grad_norm is None or truth.grad_norm is None:
+        raise ConformanceError("an actor case without loss or grad norm")
+    for name, passes in (("loss", 1), ("grad_norm", 2)):
+        sides = [_scalar(getattr(side, name)) for side in (case, baseline, truth)]
+        relative = scales.relative(precision, passes)
+        # The loss is a mean of terms of order one; the norm of a sum over shards is reordered in every class.
+        kind_here: ParityClass = "reordered" if name == "grad_norm" and kind == "identical" else kind
+        figures.append(_judge(name, *sides, kind_here, precision, scales, relative, lambda _i: "global", floor=1.0))
+    figures.append(_weights(case, baseline, truth, kind, precision, scales))
+    return figures
+
+
+def _judge(
+    name: str,
+    case: torch.Tensor,
+    baseline: torch.Tensor,
+    truth: torch.Tensor,
+    kind: ParityClass,
+    precision: Precision,
+    scales: Scales,
+    relative: float,
+    where: object,
+    floor: float = 0.0,
+) -> Figure:
+    """One quantity as flat float64 tensors of equal length. `floor`: smallest scale the relative bound is applied to."""
+    if case.shape != baseline.shape:
+        raise ConformanceError(f"{name}: {tuple(case.shape)} against {tuple(baseline.shape)}")
+    locate = where if callable(where) else str
+    own, error = (baseline - truth).abs(), (case - truth).abs()
+    difference = (case - baseline).abs()
+    index = int(difference.nan_to_num(nan=math.inf).argmax())
+    largest = float(difference[index])
+    absolute = relative * max(float(baseline.abs().max()), floor)
+    if kind == "identical":
+        return Figure(name, largest, 0.0, locate(index))
+    if kind == "reordered" and precision == "float32":
+        return Figure(name, largest, absolute, locate(index))
+    factor = KERNEL_FACTOR if precision == "float32" else MAX_FACTOR
+    worst = int(error.nan_to_num(nan=math.inf).argmax())
+    # An error below one rounding of the quantity's own scale is no error: the baseline may hit the truth by luck.
+    bound = max(factor * float(own.max()), absolute / math.sqrt(8 * scales.layers + 2))
+    figure = Figure(f"{name} (error against float64)", float(error[worst]), bound, locate(worst))
+    rms, own_rms = float(error.square().mean().sqrt()), float(own.square().mean().sqrt())
+    if figure.ok and error.numel() > 1 and rms > max(RMS_FACTOR * own_rms, bound / factor):
+        return Figure(f"{name} (rms error against float64)", rms, RMS_FACTOR * own_rms, locate(worst))
+    return figure
+
+
+def _weights(
+    case: Numbers, baseline: Numbers, truth: Numbers, kind: ParityClass, precision: Precision, scales: Scales
+) -> Figure:
+    """The worst parameter after the update. Compares names first: a lost or renamed parameter is a difference."""
+    import torch
+
+    if case.weights is None or baseline.weights is None or truth.weights is None:
+        raise ConformanceError("an actor case without weights")
+    missing = sorted(set(baseline.weights) ^ set(case.weights))
+    if missing:
+        return Figure("weights", math.inf, 0.0, f"only on one side: {', '.join(missing[:4])}")
+    # A gradient error d moves a weight by at most slope*d; clipped gradients are at most `clip`.
+    step = scales.adam_slope * scales.clip * scales.relative(precision, passes=2)
+    worst: Figure | None = None
+    for name in sorted(baseline.weights):
+        sides = [side.weights[name].double().flatten() for side in (case, baseline, truth) if side.weights]
+        if sides[0].shape != sides[1].shape:
+            return Figure("weights", math.inf, 0.0, f"{name}: {tuple(case.weights[name].shape)}")
+        largest = float(sides[1].abs().max())
+        rounding = UNIT_ROUNDOFF[precision] * 2.0
+        relative = rounding + step / max(largest, torch.finfo(torch.float32).tiny)
+        figure = _judge("weights", *sides, kind, precision, scales, relative, _element_name(name))
+        if worst is None or _excess(figure) > _excess(worst):
+            worst = figure
+    if worst is None:
+        raise ConformanceError("no weights to compare")
+    return worst
+
+
+def _excess(figure: Figure) -> float:
+    if math.isnan(figure.difference):
+        return math.inf
+    return figure.difference / figure.bound if figure.bound else figure.difference * math.inf if figure.difference else 0.0
+
+
+def _scalar(value: float) -> torch.Tensor:
+    import torch
+
+    return torch.tensor([value], dtype=torch.float64)
+
+
+def _token_name(mask: torch.Tensor) -> object:
+    positions = mask.nonzero().tolist()
+    return lambda index: f"sequence {positions[index][0]}, response token {positions[index][1]}"
+
+
+def _element_name(parameter: str) -> object:
+    return lambda index: f"{parameter}[{index}]"

@@ -1,0 +1,59 @@
+"""How often named Python functions ran, by sys.setprofile: no function is wrapped or replaced."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections import Counter
+from collections.abc import Iterable
+from types import CodeType, FrameType, TracebackType
+from typing import Any
+
+from conformance.probes import Facts
+
+
+class CallCounter:
+    """Counts calls of `module:qualified.name` targets in the entering thread.
+
+    The function that the module holds on entry is looked up through wrappers (`__wrapped__`), as MindSpeed's patches set it.
+    A target that does not exist counts 0: on some stacks a name is simply not there.
+    """
+
+    def __init__(self, targets: Iterable[str]) -> None:
+        self._targets = tuple(targets)
+        self._names: dict[CodeType, str] = {}
+        self.counts: Counter[str] = Counter()
+
+    def __enter__(self) -> CallCounter:
+        for target in self._targets:
+            code = _code_of(target)
+            if code is not None:
+                self._names[code] = target
+        if self._names:
+            sys.setprofile(self._on_event)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
+        if self._names:
+            sys.setprofile(None)
+
+    def _on_event(self, frame: FrameType, event: str, _arg: Any) -> None:
+        if event == "call":
+            name = self._names.get(frame.f_code)
+            if name is not None:
+                self.counts[name] += 1
+
+    def facts(self) -> Facts:
+        return {f"calls.{target}": self.counts[target] for target in self._targets}
+
+
+def _code_of(target: str) -> CodeType | None:
+    module_name, _, path = target.partition(":")
+    try:
+        value: Any = importlib.import_module(module_name)
+        for attribute in path.split("."):
+            value = getattr(value, attribute)
+    except (ImportError, AttributeError):
+        return None
+    code = getattr(value, "__code__", None)
+    return code if isinstance(code, CodeType) else None

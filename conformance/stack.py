@@ -1,0 +1,176 @@
+"""The stack: what is installed, from where, and in which state. Module versions first, then metadata.
+
+`require` looks before anything is imported; `collect` reports what was really imported, from inside the rank server.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from conformance.errors import UsageFault
+from conformance.results import Package
+
+BackendName = Literal["plain", "mindspeed"]
+
+ROOT = Path(__file__).resolve().parent.parent
+STACKS = ROOT / "stacks"
+#: The stack that the pins name when nothing else is asked for.
+DEFAULT_STACK = "verl091-mcore016"
+#: Distribution -> module whose `__version__` and file are reported.
+REPORTED = {
+    "torch": "torch",
+    "torch_npu": "torch_npu",
+    "verl": "verl",
+    "megatron-core": "megatron.core",
+    "mindspeed": "mindspeed",
+    "mbridge": "mbridge",
+    "transformers": "transformers",
+    "tensordict": "tensordict",
+    "hydra-core": "hydra",
+    "omegaconf": "omegaconf",
+    "numpy": "numpy",
+}
+#: Without these no case can run. torch_npu may be emulated, mindspeed replaced by the plain backend.
+NEEDED = ("torch", "verl", "megatron-core", "mbridge", "transformers", "tensordict", "hydra-core")
+
+
+@dataclass(frozen=True)
+class MindSpeed:
+    """A MindSpeed source checkout or installation. `branch` and `commit` are None where git does not tell."""
+
+    home: Path
+    branch: str | None
+    commit: str | None
+
+    @property
+    def core_series(self) -> str | None:
+        """The megatron-core series that the branch name states, e.g. `0.16` for core_r0.16.0."""
+        match = re.search(r"core_r(\d+\.\d+)", self.branch or "")
+        return match.group(1) if match else None
+
+
+def find_mindspeed(environment: dict[str, str] | os._Environ[str] = os.environ) -> MindSpeed | None:
+    """MINDSPEED_HOME, else an installed `mindspeed`, else None. UsageFault for a MINDSPEED_HOME that is none."""
+    home = environment.get("MINDSPEED_HOME")
+    if home:
+        root = Path(home).expanduser()
+        if not (root / "mindspeed" / "megatron_adaptor.py").is_file():
+            raise UsageFault(
+                f"MINDSPEED_HOME={home}: no MindSpeed source there (mindspeed/megatron_adaptor.py is missing); "
+                "right form: the directory of a git clone of Ascend/MindSpeed"
+            )
+        return MindSpeed(root.resolve(), *_git(root))
+    spec = importlib.util.find_spec("mindspeed")
+    if spec is None or not spec.origin or not (Path(spec.origin).parent / "megatron_adaptor.py").is_file():
+        return None
+    root = Path(spec.origin).resolve().parent.parent
+    return MindSpeed(root, *_git(root))
+
+
+def require(stack: str = DEFAULT_STACK) -> None:
+    """UsageFault that names every missing distribution with the version that the stack's pins want."""
+    pins = read_pins(STACKS / f"{stack}.txt")
+    missing = [name for name in NEEDED if _metadata_version(name) is None]
+    if missing:
+        wanted = ", ".join(str(pins.get(canonicalize_name(name), name)) for name in missing)
+        raise UsageFault(f"missing: {wanted}; right form: python -m pip install -r stacks/{stack}.txt")
+
+
+def deviations(packages: tuple[Package, ...], stack: str = DEFAULT_STACK) -> list[str]:
+    """What differs from the stack's pins, one line each; such a combination is untested, not refused."""
+    pins = read_pins(STACKS / f"{stack}.txt")
+    found = []
+    for package in packages:
+        pin = pins.get(canonicalize_name(package.name))
+        if pin is not None and not pin.specifier.contains(package.version.partition("+")[0], prereleases=True):
+            found.append(f"{package.name} {package.version} (the stack pins {pin.specifier})")
+    return found
+
+
+def core_mismatch(mindspeed: MindSpeed) -> str | None:
+    """One line when the installed megatron-core is not the series that the MindSpeed branch is made for."""
+    installed = _metadata_version("megatron-core")
+    series = mindspeed.core_series
+    if series is None or installed is None or installed.startswith(series + "."):
+        return None
+    return (
+        f"MindSpeed branch {mindspeed.branch} is made for megatron-core {series}.x, installed is megatron-core {installed}; "
+        f"right form: install megatron-core {series}.x or check out another branch (--force goes on all the same)"
+    )
+
+
+def read_pins(path: Path) -> dict[str, Requirement]:
+    """A requirements file as canonical name -> requirement; UsageFault with the line for what is none."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as fault:
+        known = ", ".join(sorted(p.stem for p in STACKS.glob("*.txt")))
+        raise UsageFault(f"stacks/{path.name}: cannot be read ({fault.strerror}); there are: {known}") from None
+    pins: dict[str, Requirement] = {}
+    for number, line in enumerate(lines, 1):
+        text = line.partition("#")[0].strip()
+        if not text or text.startswith("-"):
+            continue
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            raise UsageFault(f"stacks/{path.name}:{number}: {text!r} is no requirement; right form: name==version") from None
+        pins[canonicalize_name(requirement.name)] = requirement
+    return pins
+
+
+def collect(mindspeed: MindSpeed | None) -> tuple[Package, ...]:
+    """The packages that this process has imported. Paths start at the package root's parent, never at a machine's."""
+    packages = [Package("python", ".".join(map(str, sys.version_info[:3])))]
+    for name, module_name in REPORTED.items():
+        module = sys.modules.get(module_name)
+        if module is None:
+            continue
+        version = getattr(module, "__version__", None) or _metadata_version(name) or "unknown"
+        commit = None
+        if name == "mindspeed" and mindspeed is not None:
+            version = mindspeed.branch or str(version)
+            commit = mindspeed.commit
+        packages.append(Package(name, str(version), _short(getattr(module, "__file__", None)), commit))
+    return tuple(packages)
+
+
+def _short(file: str | None) -> str | None:
+    if file is None:
+        return None
+    from conformance.blame import HERE, short_path
+
+    path = Path(file)
+    return f"conformance/{path.relative_to(HERE).as_posix()}" if path.is_relative_to(HERE) else short_path(file)
+
+
+def _metadata_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git(root: Path) -> tuple[str | None, str | None]:
+    """(branch, short commit) of a checkout; the branch is `-` detached when git names none."""
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return done.stdout.strip() or None
+
+    branch = ask("rev-parse", "--abbrev-ref", "HEAD")
+    return (None if branch == "HEAD" else branch), ask("rev-parse", "--short=12", "HEAD")

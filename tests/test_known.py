@@ -1,0 +1,164 @@
+"""Known issues: what an entry covers, and that it turns red on any change, for better or worse."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conformance.errors import UsageFault
+from conformance.known import KnownIssue, judge, load_known, match, unused
+from conformance.matrix import load_matrix
+from conformance.results import CheckRecord, Header, Package, UpstreamException
+
+HEADER = Header(
+    started="2026-09-01T00:00:00Z",
+    device="emulated",
+    backend="mindspeed",
+    precisions=("float32",),
+    stack=(Package("mindspeed", "0.16.0"), Package("megatron_core", "0.16.1+local")),
+    matrix_sha256="0" * 64,
+    rows=("tp", "mc2"),
+    complete_selection=True,
+)
+RECORD = CheckRecord(
+    row="mc2",
+    role="actor",
+    variant="documented",
+    check="engaged",
+    precision=None,
+    outcome="crash",
+    summary="crashed at model build",
+    exception=UpstreamException("TypeError", "unexpected keyword 'tp_group'", "adaptor.py:27 __init__", "MindSpeed"),
+)
+ENTRY = {
+    "row": "mc2",
+    "check": "engaged",
+    "backend": "mindspeed",
+    "outcome": "crash",
+    "exception": "TypeError",
+    "contains": "tp_group",
+    "reason": "no tp_group parameter",
+    "link": "https://example.org/1",
+}
+TEXT = """\
+issues:
+  - row: mc2
+    check: engaged
+    backend: mindspeed
+    outcome: crash
+    versions: {mindspeed: "==0.16.*"}
+    reason: no tp_group parameter
+    link: https://example.org/1
+"""
+
+
+def entry(**fields: object) -> KnownIssue:
+    return KnownIssue.model_validate({**ENTRY, **fields})
+
+
+def test_the_shipped_list_loads_and_names_rows_that_exist() -> None:
+    load_known(matrix=load_matrix())
+
+
+def test_a_good_entry_loads(tmp_path: Path) -> None:
+    path = tmp_path / "known_issues.yaml"
+    path.write_text(TEXT, encoding="utf-8")
+    (issue,) = load_known(path, load_matrix())
+    assert issue.roles == ("actor", "ref")
+    assert match([issue], RECORD, HEADER) is issue
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "wanted"),
+    [
+        ("row: mc2", "row: mc", r":2: row 'mc': key 'row': no such row; right form: did you mean 'mc2'\?"),
+        (
+            "    check:",
+            "    variant: efective\n    check:",
+            r":3: row 'mc2': key 'variant': no such variant.*'effective'",
+        ),
+        ("check: engaged", "check: engage", r":3: row 'mc2': key 'check': 'engage' is not allowed; right form: one of"),
+        ("outcome: crash", "outcome: pass", r":5: row 'mc2': key 'outcome': 'pass' is not allowed"),
+        ("outcome: crash", "outcome: error", r":5: .*'error' is not allowed"),
+        ("==0.16.*", "0.16", r":6: row 'mc2': key 'versions\.mindspeed': '0\.16' is not a version specifier"),
+        ("https://", "javascript:", r":8: row 'mc2': key 'link': .*is not a link; right form: https"),
+        ("    reason: no tp_group parameter\n", "", r":2: row 'mc2': key 'reason': missing"),
+        ("backend: mindspeed", "backend: Mindspeed", r":4: .*'backend': 'Mindspeed' is not allowed"),
+        ("    link", "    url: x\n    link", r":8: row 'mc2': key 'url': unknown field"),
+        ("issues:\n", "issues:\n  - {}\n", r":2: row number 1: key 'row': missing"),
+    ],
+)
+def test_a_fault_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, wanted: str) -> None:
+    path = tmp_path / "known_issues.yaml"
+    assert TEXT.count(old) == 1
+    path.write_text(TEXT.replace(old, new), encoding="utf-8")
+    with pytest.raises(UsageFault) as caught:
+        load_known(path, load_matrix())
+    message = str(caught.value)
+    assert len(message.splitlines()) == 1
+    assert re.match(wanted, message.removeprefix(str(path))), message
+
+
+@pytest.mark.parametrize(
+    ("fields", "covered"),
+    [
+        ({}, True),
+        ({"row": "tp"}, False),
+        ({"check": "parity"}, False),
+        ({"roles": ["ref"]}, False),
+        ({"roles": ["actor"]}, True),
+        ({"variant": "effective"}, False),
+        ({"backend": "plain"}, False),
+        ({"precision": "float32"}, False),
+        ({"versions": {"mindspeed": "==0.16.0", "megatron-core": ">=0.16.1"}}, True),
+        ({"versions": {"MindSpeed": "==0.16.0"}}, True),
+        ({"versions": {"mindspeed": "<0.16"}}, False),
+        ({"versions": {"mbridge": ">=0"}}, False),
+    ],
+)
+def test_what_an_entry_covers(fields: dict[str, object], covered: bool) -> None:
+    candidate = entry(**fields)
+    assert match([candidate], RECORD, HEADER) == (candidate if covered else None)
+
+
+def test_a_version_that_is_none_makes_a_versioned_entry_not_apply() -> None:
+    header = replace(HEADER, stack=(Package("mindspeed", "core_r0.16.0 (dirty)"),))
+    assert match([entry(versions={"mindspeed": ">=0"})], RECORD, header) is None
+    assert match([entry()], RECORD, header) is not None
+
+
+def test_two_entries_for_one_check_are_refused() -> None:
+    with pytest.raises(UsageFault, match=r"2 entries hold for one check \(mc2, actor, documented, engaged\)"):
+        match([entry(), entry(reason="again")], RECORD, HEADER)
+
+
+def test_judge_is_strict_both_ways() -> None:
+    assert judge(entry(), RECORD) is None
+    raised = RECORD.exception
+    assert raised is not None
+    for record, wanted in [
+        (replace(RECORD, outcome="pass", exception=None), "passes now: remove the known issue (https://example.org/1)"),
+        (replace(RECORD, outcome="no_effect"), "expected crash, is no_effect"),
+        (replace(RECORD, outcome="error"), "expected crash, is error"),
+        (replace(RECORD, outcome="not_run"), "expected crash, is not_run"),
+        (replace(RECORD, exception=None), "expected TypeError, got no exception"),
+        (replace(RECORD, exception=replace(raised, type="ValueError")), "expected TypeError, got ValueError"),
+        (
+            replace(RECORD, exception=replace(raised, message="other")),
+            "expected a message with 'tp_group', got 'other'",
+        ),
+    ]:
+        difference = judge(entry(), record)
+        assert difference is not None
+        assert wanted in difference
+    silent = replace(RECORD, outcome="no_effect", exception=None, summary="never read")
+    assert judge(entry(outcome="no_effect", exception=None, contains="never read"), silent) is None
+
+
+def test_an_entry_that_matched_nothing_is_unused_if_it_should_have() -> None:
+    matched, idle = entry(), entry(check="accepted")
+    elsewhere, older = entry(row="cp"), entry(versions={"mindspeed": "<0.16"})
+    assert unused([matched, idle, elsewhere, older], [matched], HEADER) == (idle,)
