@@ -18,14 +18,16 @@ Precision = Literal["float32", "bfloat16"]
 
 #: Sequences of a micro-batch. With 8 sequences: 4 micro-batches at data-parallel size 1, 2 at size 2, the same cut.
 MICRO_BATCH = 2
+LEARNING_RATE = 0.01
+#: Large, so that an update is a smooth function of the gradient: with 1e-8 the first step is sign(g), and parity of weights
+#: would compare the signs of rounding errors.
+ADAM_EPS = 0.001
 
 
 def base_overrides(model_path: str, world_size: int, batch_size: int) -> list[str]:
     """What every case sets before its row's keys: the fixture, the batch sizes, and no feature of any row.
 
     `vanilla_mbridge=True` since the stack's bridge is mbridge; Megatron-Bridge needs Python 3.12 from 0.5.0 on.
-    `adam_eps` is large so that an update is a smooth function of the gradient: with 1e-8 the first step is sign(g) and
-    parity of weights would compare the signs of rounding errors.
     """
     arr = "actor_rollout_ref"
     return [
@@ -42,9 +44,9 @@ def base_overrides(model_path: str, world_size: int, batch_size: int) -> list[st
         f"{arr}.actor.ppo_mini_batch_size={batch_size}",
         f"{arr}.actor.use_kl_loss=True",
         f"{arr}.actor.entropy_coeff=0.01",
-        f"{arr}.actor.optim.lr=0.01",
+        f"{arr}.actor.optim.lr={LEARNING_RATE}",
         f"{arr}.actor.optim.total_training_steps=10",
-        f"+{arr}.actor.optim.override_optimizer_config.adam_eps=0.001",
+        f"+{arr}.actor.optim.override_optimizer_config.adam_eps={ADAM_EPS}",
         f"{arr}.actor.megatron.vanilla_mbridge=True",
     ]
 

@@ -50,27 +50,22 @@ def judge(evidence: Sequence[Evidence], on: Sequence[Facts], off: Sequence[Facts
     if there and absent:
         return Judgement("pass", "on as promised, off without it", tuple(lines))
     changed = differing(on, off)
+    in_both = holds_on(evidence, on) and holds_on(evidence, off)
     if not changed:
-        if there_in_both(evidence, on, off):
+        if in_both:
             return Judgement("always_on", "the same runs with the key on and off: it cannot be switched off", tuple(lines))
         return Judgement("no_effect", "nothing that ran differs between on and off", tuple(lines))
-    if there_in_both(evidence, on, off):
+    if in_both:
         return Judgement("always_on", "what the key promises runs with it off, too", tuple(lines))
     seen = "; ".join(changed[:4])
     return Judgement("fail", f"the key changes something else than promised: {seen}", tuple(lines))
 
 
-def there_in_both(evidence: Sequence[Evidence], on: Sequence[Facts], off: Sequence[Facts]) -> bool:
-    """Whether every one-sided `on` condition holds in both runs (and there is one)."""
-    conditioned = [item for item in evidence if item.on is not None]
-    return bool(conditioned) and all(
-        verdict is not None and verdict.holds
-        for item in conditioned
-        for verdict in (
-            item.judge_on([f.get(item.fact) for f in on]),
-            item.judge_on([f.get(item.fact) for f in off]),
-        )
-    )
+def holds_on(evidence: Sequence[Evidence], on: Sequence[Facts]) -> bool:
+    """Whether every `on` condition holds in the run with the key on (and there is one)."""
+    judged = [item.judge_on([f.get(item.fact) for f in on]) for item in evidence]
+    stated = [verdict for verdict in judged if verdict is not None]
+    return bool(stated) and all(verdict.holds for verdict in stated)
 
 
 def differing(on: Sequence[Facts], off: Sequence[Facts]) -> list[str]:

@@ -38,6 +38,8 @@ class Fixture:
     model_class: str
     seed: int
     config: dict[str, Any]
+    #: verl overrides without which the stack cannot build the model at all; each has a comment in the fixture.
+    overrides: tuple[str, ...] = ()
 
     @property
     def layers(self) -> int:
@@ -54,8 +56,8 @@ def load(name: str) -> Fixture:
     path = FIXTURES / f"{name}.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        raw.pop("comment", None)
-        return Fixture(name=name, **raw)
+        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if not k.startswith("comment")}
+        return Fixture(name=name, **fields)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in FIXTURES.glob("*.json")))
         raise UsageFault(f"{path.name}: no such model fixture; there are: {known}") from None
@@ -63,19 +65,26 @@ def load(name: str) -> Fixture:
         raise UsageFault(f"fixtures/{path.name}: not a model fixture ({fault})") from None
 
 
-def write_checkpoint(name: str, directory: Path) -> Path:
-    """Write the fixture as a Hugging Face checkpoint (float32 safetensors, tokenizer) and return its directory."""
+def build(name: str) -> Any:
+    """The fixture as Hugging Face's model with its drawn weights, float32, plain attention and expert loops."""
     import torch
     import transformers
 
     fixture = load(name)
-    target = directory / name
     config = getattr(transformers, fixture.config_class)(**fixture.config, architectures=[fixture.model_class])
-    config.torch_dtype = torch.float32
+    config.dtype = torch.float32
+    config._attn_implementation = "eager"
+    config._experts_implementation = "eager"
     model = getattr(transformers, fixture.model_class)(config).float()
     draw_weights(model, fixture.seed)
-    model.save_pretrained(target)
-    _write_tokenizer(fixture, target)
+    return model
+
+
+def write_checkpoint(name: str, directory: Path) -> Path:
+    """Write the fixture as a Hugging Face checkpoint (float32 safetensors, tokenizer) and return its directory."""
+    target = directory / name
+    build(name).save_pretrained(target)
+    _write_tokenizer(load(name), target)
     return target
 
 

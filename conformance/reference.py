@@ -22,21 +22,20 @@ if TYPE_CHECKING:
 def run(spec: StepSpec, context: RankContext) -> StepResult:
     """As `conformance.step.run`, by Hugging Face's model in float64 on one rank; `facts` are empty."""
     import torch
-    import transformers
+    from safetensors.torch import load_file
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.losses import ppo_loss
     from verl.workers.utils.padding import no_padding_2_padding
 
     fixture = models.load(spec.model)
     overrides = verl_config.base_overrides(spec.checkpoint, 1, len(models.LENGTHS))
-    composed = verl_config.compose([*overrides, *spec.overrides])
+    composed = verl_config.compose([*overrides, *fixture.overrides, *spec.overrides])
     configs = verl_config.engine_configs(composed, spec.role)
-    model = getattr(transformers, fixture.model_class).from_pretrained(
-        spec.checkpoint, dtype=torch.float64, attn_implementation="eager"
-    )
-    model.eval()
+    model = models.build(spec.model).double().eval()
     data = to_tensordict(models.make_batch(fixture), composed, spec.role)
-    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=int(data["loss_mask"].values().sum()))
+    mask = data["loss_mask"]
+    tokens = int((mask.values() if mask.is_nested else mask).sum())
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=tokens)
 
     actor = spec.role == "actor"
     loss_function = partial(ppo_loss, config=configs.role_config) if actor else None
@@ -50,7 +49,12 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
             loss, _metrics = loss_function(model_output=output, data=micro)
             loss.backward()
             total += float(loss.detach())
-    grad_norm = _update(model, configs.optimizer) if actor else None
+    grad_norm = weights = None
+    if actor:
+        grad_norm = _update(model, configs.optimizer)
+        # Through a checkpoint, since that is the form (and the names) in which verl exports its weights.
+        model.save_pretrained(context.scratch / "updated")
+        weights = load_file(context.scratch / "updated" / "model.safetensors")
     return StepResult(
         rank=context.rank,
         data_parallel_rank=0,
@@ -58,7 +62,7 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
         entropy=torch.cat(entropies),
         loss=total if actor else None,
         grad_norm=grad_norm,
-        weights={name: value.detach().clone() for name, value in model.state_dict().items()} if actor else None,
+        weights=weights,
         facts={},
     )
 

@@ -75,7 +75,7 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
     fixture = models.load(spec.model)
     batch = models.make_batch(fixture)
     overrides = verl_config.base_overrides(spec.checkpoint, spec.world_size, len(models.LENGTHS))
-    composed = verl_config.compose([*overrides, *spec.overrides])
+    composed = verl_config.compose([*overrides, *fixture.overrides, *spec.overrides])
     configs = verl_config.engine_configs(composed, spec.role)
     if spec.precision == "float32":
         # verl's dataclass allows bfloat16 and float16 only. float32 is the precision that finds faults, so it is set

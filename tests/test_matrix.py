@@ -9,7 +9,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conformance.errors import UsageFault
@@ -327,6 +327,9 @@ def test_override_text(value: bool | int | float | str | None, text: str) -> Non
 
 
 @pytest.mark.stack
+@example("\\'")
+@example("a\\")
+@example("\\\\' \\")
 @given(
     st.none()
     | st.booleans()

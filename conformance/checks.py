@@ -1,0 +1,211 @@
+"""The three checks of one spelling of a row under one role, each ending in one CheckRecord.
+
+What differs between rows is data in `matrix.yaml`; nothing here knows a row.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from conformance import blame, engaged, parity
+from conformance.accepted import FormResult, Question
+from conformance.config import Precision, Role
+from conformance.errors import ConformanceError, UsageFault
+from conformance.matrix import ROLES, Row, Side, override_text
+from conformance.ranks import JobReport
+from conformance.results import Check, CheckRecord, Outcome, UpstreamException
+from conformance.runner import Runner, mask_of, results_of, scales_of
+
+OVERRIDES = ".override_transformer_config."
+
+
+def run_check(
+    runner: Runner, row: Row, role: Role, variant: str, check: Check, precision: Precision | None
+) -> CheckRecord:
+    """Run one check to a record. Our own failures become outcome `error`; usage faults go through."""
+    began = time.perf_counter()
+    body: Callable[..., _Conclusion] = {"accepted": _accepted, "engaged": _engaged, "parity": _parity}[check]
+    arguments = (runner, row, role, variant) + ((precision,) if check == "parity" else ())
+    try:
+        conclusion = _not_run(runner, row, check) or body(*arguments)
+    except UsageFault:
+        raise
+    except ConformanceError as fault:
+        conclusion = _Conclusion("error", f"{type(fault).__name__}: {fault}".splitlines()[0])
+    wall = time.perf_counter() - began
+    return CheckRecord(
+        row.id, role, variant, check, precision, conclusion.outcome, conclusion.summary, conclusion.exception,
+        conclusion.detail, wall,
+    )  # fmt: skip
+
+
+class _Conclusion:
+    """Outcome, one line, and what stands behind it."""
+
+    def __init__(
+        self, outcome: Outcome, summary: str, exception: UpstreamException | None = None, **detail: Any
+    ) -> None:
+        self.outcome, self.summary, self.exception, self.detail = outcome, summary[:500], exception, detail
+
+
+def overrides_of(row: Row, variant: str, side: Side) -> tuple[str, ...]:
+    """The override strings of a run, the same for both roles: ref inherits what the row sets for the actor only.
+
+    Keys under override_transformer_config take `++`: some exist there, some do not, and `++` writes both.
+    """
+    spelling = row.spelling(variant)
+    values: dict[str, Any] = {}
+    for role in ROLES:
+        for field, size in row.topology.sizes().items():
+            values[f"actor_rollout_ref.{role}.megatron.{field}"] = size
+    values.update({c.key: c.value for c in spelling.companions})
+    if side != "absent":
+        values.update({s.key: s.on if side == "on" else s.off for s in spelling.settings})
+    return tuple(override_text(k, v, "++" if OVERRIDES in k else "plain") for k, v in values.items())
+
+
+def how_to_run(row: Row) -> str:
+    return f"MINDSPEED_HOME=/path/to/MindSpeed python -m pytest conformance --row {row.id}"
+
+
+def _not_run(runner: Runner, row: Row, check: Check) -> _Conclusion | None:
+    if check != "accepted" and row.implemented_by == "mindspeed" and runner.backend.name == "plain":
+        return _Conclusion("not_run", "only MindSpeed has this; there is none here", how_to_run=how_to_run(row))
+    return None
+
+
+def _accepted(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
+    forms = runner.accepted(row.world_size, tuple(_question(row, r, variant) for r in ROLES))[role]
+    working = [f for f in forms if f.works]
+    detail = [_form_detail(f) for f in forms]
+    traps = [f"{f.form} drops inherited {', '.join(f.lost)}" for f in working if f.lost]
+    if working:
+        names = " or ".join(f.form for f in working)
+        summary = f"written {names}" + (f"; trap: {'; '.join(traps)}" if traps else "")
+        return _Conclusion("pass", summary, forms=detail)
+    last = next((f.raised for f in reversed(forms) if f.raised is not None), None)
+    if last is None:
+        lost = ", ".join(forms[-1].missing)
+        return _Conclusion("no_effect", f"composes, but {lost} does not reach {role}'s engine", forms=detail)
+    kind = blame.kind_of(last, [key for s in row.spelling(variant).settings for key in (s.key,)])
+    outcome: Outcome = "error" if kind == "error" else "refused"
+    exception = blame.record_of(last)
+    return _Conclusion(outcome, f"{exception.type}: {exception.message}", exception, forms=detail)
+
+
+def _question(row: Row, role: Role, variant: str) -> Question:
+    spelling = row.spelling(variant)
+    own = any(s.key.startswith(f"actor_rollout_ref.{role}.") for s in spelling.settings)
+    return Question(
+        role=role,
+        settings=tuple((s.key, s.on) for s in spelling.settings_for(role)),
+        given=overrides_of(row, variant, "absent"),
+        inherited=() if own else tuple((s.key, s.on) for s in spelling.settings),
+    )
+
+
+def _form_detail(form: FormResult) -> dict[str, Any]:
+    if form.raised is not None:
+        exception = blame.record_of(form.raised)
+        outcome, summary = "refused", f"{exception.type}: {exception.message}"
+    elif form.missing:
+        outcome, summary = "no_effect", f"reaches no engine: {', '.join(form.missing)}"
+    else:
+        outcome, summary = "pass", f"drops inherited {', '.join(form.lost)}" if form.lost else "taken"
+    return {"form": form.form, "outcome": outcome, "overrides": list(form.overrides), "summary": summary}
+
+
+def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
+    evidence = row.evidence_for(variant, role)
+    if not evidence:
+        return _Conclusion("unsupported", f"the row names no evidence for {role}: it concerns the other role only")
+    reads = _reads(runner, row, variant)
+    watch = _watch(row, role, variant, reads)
+    on, off, absent = (
+        runner.step(role, row.model, row.world_size, overrides_of(row, variant, side), "float32", watch)
+        for side in ("on", "off", "absent")
+    )
+    if not on.ok:
+        return _failed(on, row, variant)
+    detail: dict[str, Any] = {"overrides": list(overrides_of(row, variant, "on"))}
+    on_facts = [r.facts for r in results_of(on)]
+    if reads:
+        detail["readers"] = results_of(on)[0].readers
+    if not off.ok:
+        conclusion = _failed(off, row, variant)
+        if conclusion.outcome == "error":
+            return conclusion
+        held = engaged.holds_on(evidence, on_facts)
+        outcome: Outcome = "always_on" if held else "fail"
+        why = "cannot be switched off" if held else "the evidence is missing, and off fails as well"
+        return _Conclusion(outcome, f"{why}: {conclusion.summary}", conclusion.exception, **detail)
+    off_facts = [r.facts for r in results_of(off)]
+    judgement = engaged.judge(evidence, on_facts, off_facts)
+    detail["evidence"] = list(judgement.lines)
+    detail["absent"] = _absent(absent, on_facts, off_facts)
+    summary = judgement.summary
+    if judgement.outcome == "no_effect":
+        unread = [fact.partition(".")[2] for fact in reads if not any(facts.get(fact) for facts in on_facts)]
+        if unread:
+            summary += f"; no code of the stack read {', '.join(unread)}"
+    return _Conclusion(judgement.outcome, summary, **detail)
+
+
+def _reads(runner: Runner, row: Row, variant: str) -> tuple[str, ...]:
+    """`reads.<key>` of the settings that go through override_transformer_config."""
+    keys = [s.key for s in row.spelling(variant).settings if OVERRIDES in s.key]
+    return tuple(f"reads.{key.rpartition('.')[2]}" for key in keys) if runner.backend.name == "mindspeed" else ()
+
+
+def _watch(row: Row, role: Role, variant: str, reads: tuple[str, ...]) -> tuple[str, ...]:
+    named = {e.fact for e in row.evidence_for(variant, role)} | set(reads)
+    return tuple(sorted(f for f in named if f.startswith(("calls.", "config.", "reads.", "patched."))))
+
+
+def _absent(absent: JobReport, on: list[Any], off: list[Any]) -> str:
+    """What the default does: with the key absent the run is like on, like off, like neither, or fails."""
+    if not absent.ok:
+        return "fails"
+    facts = [r.facts for r in results_of(absent)]
+    if not engaged.differing(facts, off):
+        return "as off" if engaged.differing(facts, on) else "as on and off"
+    return "as on" if not engaged.differing(facts, on) else "like neither"
+
+
+def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Precision) -> _Conclusion:
+    baseline = runner.baseline(row.model, role, precision)
+    truth = runner.truth(row.model, role)
+    # The float32 run is the one that `engaged` looked at, watched facts and all.
+    watch = _watch(row, role, variant, _reads(runner, row, variant)) if precision == "float32" else ()
+    overrides = overrides_of(row, variant, "on")
+    report = runner.step(role, row.model, row.world_size, overrides, precision, watch)
+    if not report.ok:
+        return _failed(report, row, variant)
+    results = results_of(report)
+    fault = next((r.export_fault for r in results if r.export_fault is not None), None)
+    if fault is not None:
+        exception = blame.record_of(fault)
+        kind = blame.kind_of(fault, ())
+        return _Conclusion(kind, f"exporting the weights: {exception.type}: {exception.message}", exception)
+    figures = parity.compare(
+        parity.collect(results), baseline, truth, mask_of(row.model), row.parity, precision, scales_of(row.model)
+    )
+    detail = {f.quantity: f"{f.difference:.3g} (bound {f.bound:.3g}) at {f.where}" for f in figures}
+    wrong = [f for f in figures if not f.ok]
+    if wrong:
+        worst = wrong[0]
+        summary = f"{worst.quantity} differs by {worst.difference:.3g} (bound {worst.bound:.3g}), {worst.where}"
+        return _Conclusion("fail", summary, figures=detail)
+    largest = figures[0]
+    return _Conclusion("pass", f"{largest.quantity} within {largest.difference:.3g}", figures=detail)
+
+
+def _failed(report: JobReport, row: Row, variant: str) -> _Conclusion:
+    keys = [s.key for s in row.spelling(variant).settings]
+    kind, summary, exception = blame.failure_of(report, keys)
+    detail: dict[str, Any] = {}
+    if exception is None:
+        detail["stacks"] = [f"rank {r.rank}: {r.stacks[-4000:]}" for r in report.ranks if r.stacks]
+    return _Conclusion(kind, summary, exception, **detail)

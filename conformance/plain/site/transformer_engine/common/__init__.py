@@ -1,0 +1,5 @@
+"""Stands for transformer_engine.common."""
+
+from transformer_engine.common import recipe
+
+__all__ = ["recipe"]
