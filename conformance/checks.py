@@ -13,12 +13,10 @@ from conformance import blame, engaged, parity
 from conformance.accepted import FormResult, Question
 from conformance.config import Precision, Role
 from conformance.errors import ConformanceError, UsageFault
-from conformance.matrix import ROLES, Row, Side, override_text
+from conformance.matrix import OVERRIDES, ROLES, Row, Side
 from conformance.ranks import JobReport
 from conformance.results import Check, CheckRecord, Outcome, UpstreamException
 from conformance.runner import Runner, mask_of, results_of, scales_of
-
-OVERRIDES = ".override_transformer_config."
 
 
 def run_check(
@@ -48,22 +46,6 @@ class _Conclusion:
         self, outcome: Outcome, summary: str, exception: UpstreamException | None = None, **detail: Any
     ) -> None:
         self.outcome, self.summary, self.exception, self.detail = outcome, summary[:500], exception, detail
-
-
-def overrides_of(row: Row, variant: str, side: Side) -> tuple[str, ...]:
-    """The override strings of a run, the same for both roles: ref inherits what the row sets for the actor only.
-
-    Keys under override_transformer_config take `++`: some exist there, some do not, and `++` writes both.
-    """
-    spelling = row.spelling(variant)
-    values: dict[str, Any] = {}
-    for role in ROLES:
-        for field, size in row.topology.sizes().items():
-            values[f"actor_rollout_ref.{role}.megatron.{field}"] = size
-    values.update({c.key: c.value for c in spelling.companions})
-    if side != "absent":
-        values.update({s.key: s.on if side == "on" else s.off for s in spelling.settings})
-    return tuple(override_text(k, v, "++" if OVERRIDES in k else "plain") for k, v in values.items())
 
 
 def how_to_run(row: Row) -> str:
@@ -101,7 +83,7 @@ def _question(row: Row, role: Role, variant: str) -> Question:
     return Question(
         role=role,
         settings=tuple((s.key, s.on) for s in spelling.settings_for(role)),
-        given=overrides_of(row, variant, "absent"),
+        given=row.overrides(variant, "absent"),
         inherited=() if own else tuple((s.key, s.on) for s in spelling.settings),
     )
 
@@ -123,13 +105,13 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
         return _Conclusion("unsupported", f"the row names no evidence for {role}: it concerns the other role only")
     reads = _reads(runner, row, variant)
     watch = _watch(row, role, variant, reads)
+    sides: tuple[Side, ...] = ("on", "off", "absent")
     on, off, absent = (
-        runner.step(role, row.model, row.world_size, overrides_of(row, variant, side), "float32", watch)
-        for side in ("on", "off", "absent")
+        runner.step(role, row.model, row.world_size, row.overrides(variant, side), "float32", watch) for side in sides
     )
     if not on.ok:
         return _failed(on, row, variant)
-    detail: dict[str, Any] = {"overrides": list(overrides_of(row, variant, "on"))}
+    detail: dict[str, Any] = {"overrides": list(row.overrides(variant, "on"))}
     on_facts = [r.facts for r in results_of(on)]
     if reads:
         detail["readers"] = results_of(on)[0].readers
@@ -175,14 +157,14 @@ def _absent(absent: JobReport, on: list[Any], off: list[Any]) -> str:
 
 
 def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Precision) -> _Conclusion:
-    baseline = runner.baseline(row.model, role, precision)
-    truth = runner.truth(row.model, role)
     # The float32 run is the one that `engaged` looked at, watched facts and all.
     watch = _watch(row, role, variant, _reads(runner, row, variant)) if precision == "float32" else ()
-    overrides = overrides_of(row, variant, "on")
+    overrides = row.overrides(variant, "on")
     report = runner.step(role, row.model, row.world_size, overrides, precision, watch)
     if not report.ok:
         return _failed(report, row, variant)
+    baseline = runner.baseline(row.model, role, precision)
+    truth = runner.truth(row.model, role)
     results = results_of(report)
     fault = next((r.export_fault for r in results if r.export_fault is not None), None)
     if fault is not None:

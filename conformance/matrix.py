@@ -27,6 +27,8 @@ ROLES: tuple[Role, ...] = ("actor", "ref")
 Side = Literal["on", "off", "absent"]
 Form = Literal["plain", "+", "++"]
 Scalar = bool | int | float | str | None
+#: Marks the keys of verl's open mapping that is handed to megatron-core's TransformerConfig (and to MindSpeed).
+OVERRIDES = ".override_transformer_config."
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "==": operator.eq,
@@ -248,15 +250,6 @@ class Evidence(Strictly):
         return Judged(holds, f"{self.fact}: {shown}; wanted {wanted} on {'any' if ranks == 'any' else 'every'} rank")
 
 
-@dataclass(frozen=True)
-class Assignment:
-    """A key and the value that a run gives it."""
-
-    key: str
-    value: Scalar
-    part: Literal["topology", "companion", "setting"]
-
-
 class Spelling(Strictly):
     """One way to write the feature. `evidence` here replaces the row's."""
 
@@ -269,11 +262,6 @@ class Spelling(Strictly):
         """The settings as that role spells them: its own keys if there are any, else the other role's, moved over."""
         own = tuple(s for s in self.settings if s.key.startswith(_prefix(role)))
         return own or tuple(s.model_copy(update={"key": _moved(s.key, role)}) for s in self.settings)
-
-    def companions_for(self, role: Role) -> tuple[Companion, ...]:
-        """The companions as that role spells them, by the same rule."""
-        own = tuple(c for c in self.companions if c.key.startswith(_prefix(role)))
-        return own or tuple(c.model_copy(update={"key": _moved(c.key, role)}) for c in self.companions)
 
 
 class Variant(Spelling):
@@ -334,16 +322,19 @@ class Row(Strictly):
         """What to look for in that spelling's runs under that role."""
         return tuple(e for e in self.spelling(variant).evidence or self.evidence if role in e.roles)
 
-    def assignments(self, variant: str, role: Role, side: Side) -> tuple[Assignment, ...]:
-        """Every key that a run sets: the topology, the companions, and (unless `absent`) the settings."""
+    def overrides(self, variant: str, side: Side) -> tuple[str, ...]:
+        """The override strings of a run, the same for both roles: ref inherits what is set for the actor only.
+
+        Topology and companions are in every run, the settings unless `absent`. Keys under override_transformer_config
+        take `++`: some exist there and some do not, and `++` writes both.
+        """
         spelling = self.spelling(variant)
-        found = [Assignment(f"{_prefix(role)}megatron.{k}", v, "topology") for k, v in self.topology.sizes().items()]
-        found += [Assignment(c.key, c.value, "companion") for c in spelling.companions_for(role)]
+        sizes = self.topology.sizes().items()
+        values = {f"{_prefix(role)}megatron.{name}": size for role in ROLES for name, size in sizes}
+        values.update({c.key: c.value for c in spelling.companions})
         if side != "absent":
-            pairs = ((s.key, s.on if side == "on" else s.off) for s in spelling.settings_for(role))
-            found += [Assignment(key, value, "setting") for key, value in pairs]
-        # A setting may be one of the topology's keys: the last word is the setting's.
-        return tuple({a.key: a for a in found}.values())
+            values.update({s.key: s.on if side == "on" else s.off for s in spelling.settings})
+        return tuple(override_text(k, v, "++" if OVERRIDES in k else "plain") for k, v in values.items())
 
 
 class Matrix(Strictly):

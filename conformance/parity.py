@@ -197,7 +197,9 @@ def _weights(
 def _excess(figure: Figure) -> float:
     if math.isnan(figure.difference):
         return math.inf
-    return figure.difference / figure.bound if figure.bound else figure.difference * math.inf if figure.difference else 0.0
+    return (
+        figure.difference / figure.bound if figure.bound else figure.difference * math.inf if figure.difference else 0.0
+    )
 
 
 def _scalar(value: float) -> torch.Tensor:

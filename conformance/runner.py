@@ -111,12 +111,12 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         numbers = parity.collect(results_of(report))
         if precision == "float32" and (model, role) not in self._checked:
             truth = self.truth(model, role)
-            figures = parity.compare(
-                numbers, truth, truth, mask_of(model), "reordered", "float32", scales_of(model)
-            )
+            figures = parity.compare(numbers, truth, truth, mask_of(model), "reordered", "float32", scales_of(model))
             wrong = [f for f in figures if not f.ok]
             if wrong:
-                lines = "; ".join(f"{f.quantity} differs by {f.difference:.3g} (bound {f.bound:.3g}), {f.where}" for f in wrong)
+                lines = "; ".join(
+                    f"{f.quantity} differs by {f.difference:.3g} (bound {f.bound:.3g}), {f.where}" for f in wrong
+                )
                 raise BaselineFault(f"the baseline for {model}, {role} is not Hugging Face's model: {lines}")
             self._checked.add((model, role))
         elif precision != "float32":

@@ -125,7 +125,9 @@ def read_pins(path: Path) -> dict[str, Requirement]:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            raise UsageFault(f"stacks/{path.name}:{number}: {text!r} is no requirement; right form: name==version") from None
+            raise UsageFault(
+                f"stacks/{path.name}:{number}: {text!r} is no requirement; right form: name==version"
+            ) from None
         pins[canonicalize_name(requirement.name)] = requirement
     return pins
 
@@ -167,7 +169,9 @@ def _git(root: Path) -> tuple[str | None, str | None]:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
+            done = subprocess.run(
+                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
+            )
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip() or None

@@ -292,16 +292,14 @@ def test_change_compares_rank_by_rank() -> None:
 
 def test_each_role_gets_the_keys_that_it_spells() -> None:
     matrix = load_matrix()
-    pairs = [(a.key, a.value) for a in matrix["tp"].assignments("documented", "ref", "off")]
-    assert pairs == [(R + "tensor_model_parallel_size", 1)]
-    mc2 = matrix["mc2"]
-    assert [(a.part, a.key.startswith(R), a.value) for a in mc2.assignments("effective", "ref", "on")] == [
-        ("topology", True, 2),
-        ("companion", True, 2),
-        ("companion", True, True),
-        ("setting", True, True),
-    ]
-    assert [a.part for a in mc2.assignments("documented", "actor", "absent")] == ["topology"]
+    assert matrix["tp"].overrides("documented", "off") == (
+        "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=1",
+        "actor_rollout_ref.ref.megatron.tensor_model_parallel_size=1",
+    )
+    on = matrix["mc2"].overrides("effective", "on")
+    assert on[:2] == tuple(f"{r}tensor_model_parallel_size=2" for r in ("actor_rollout_ref.actor.megatron.", R))
+    assert all(o.startswith("++actor_rollout_ref.actor.") and ".override_transformer_config." in o for o in on[2:])
+    assert len(matrix["mc2"].overrides("documented", "absent")) == 2
     roles = [e.fact for e in matrix["swap-optimizer"].evidence_for("documented", "ref")]
     assert roles == [], "ref has no optimizer"
 

@@ -42,7 +42,8 @@ def group_facts() -> Facts:
     from megatron.core import parallel_state
 
     return {
-        f"groups.{label}": getattr(parallel_state, getter)(**kwargs).size() for label, (getter, kwargs) in GROUPS.items()
+        f"groups.{label}": getattr(parallel_state, getter)(**kwargs).size()
+        for label, (getter, kwargs) in GROUPS.items()
     }
 
 

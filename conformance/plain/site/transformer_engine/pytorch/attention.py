@@ -72,7 +72,9 @@ class DotProductAttention(nn.Module):
     ) -> None:
         # None of these changes the numbers of one rank's heads without dropout.
         del sequence_parallel, tp_size, get_rng_state_tracker, tp_group, layer_number, cp_global_ranks, cp_stream
-        refuse("DotProductAttention", other, {"window_size": None, "softmax_type": "vanilla", "return_max_logit": False})
+        refuse(
+            "DotProductAttention", other, {"window_size": None, "softmax_type": "vanilla", "return_max_logit": False}
+        )
         if attention_dropout:
             raise PlainBackendError(f"DotProductAttention: attention_dropout={attention_dropout} is not supported")
         if attention_type != "self":
@@ -108,13 +110,22 @@ class DotProductAttention(nn.Module):
         [padded[i], padded[i+1]) and its first cu[i+1]-cu[i] tokens are valid.
         """
         del max_seqlen_q, max_seqlen_kv  # sizes of CUDA launches
-        neutral = {"total_tokens": None, "seq_idx": None, "core_attention_bias_type": "no_bias", "core_attention_bias": None}
+        neutral = {
+            "total_tokens": None,
+            "seq_idx": None,
+            "core_attention_bias_type": "no_bias",
+            "core_attention_bias": None,
+        }
         refuse("DotProductAttention.forward", other, neutral)
         mask_type = attn_mask_type or self.attn_mask_type
         if mask_type not in KNOWN:
             raise PlainBackendError(f"DotProductAttention.forward: attn_mask_type={mask_type!r} is not supported")
         if qkv_format == "thd":
-            if cu_seqlens_q is None or not _same(cu_seqlens_q, cu_seqlens_kv) or not _same(cu_seqlens_q_padded, cu_seqlens_kv_padded):
+            if (
+                cu_seqlens_q is None
+                or not _same(cu_seqlens_q, cu_seqlens_kv)
+                or not _same(cu_seqlens_q_padded, cu_seqlens_kv_padded)
+            ):
                 raise PlainBackendError("DotProductAttention.forward: thd needs equal cu_seqlens of queries and keys")
             return self._packed(query, key, value, cu_seqlens_q, cu_seqlens_q_padded, mask_type)
         if qkv_format == "bshd":
@@ -132,7 +143,9 @@ class DotProductAttention(nn.Module):
         """(local, ...) of every context-parallel rank -> (size*local, ...), rank after rank; backward reduce-scatters."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
-        return gather_from_sequence_parallel_region(x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group)
+        return gather_from_sequence_parallel_region(
+            x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group
+        )
 
     def _packed(
         self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor, padded: Tensor | None, mask_type: str
@@ -179,7 +192,9 @@ class DotProductAttention(nn.Module):
             back = torch.argsort(order)
             key, value = self._gather(key)[back], self._gather(value)[back]
             if mask_type in ("arbitrary", *PADDING):
-                raise PlainBackendError(f"DotProductAttention.forward: {mask_type} with context parallelism is not supported")
+                raise PlainBackendError(
+                    f"DotProductAttention.forward: {mask_type} with context parallelism is not supported"
+                )
         columns = torch.arange(key.shape[0], device=query.device)
         forbidden: Tensor | None = None
         if mask_type in CAUSAL:

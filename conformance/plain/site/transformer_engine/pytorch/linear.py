@@ -239,7 +239,9 @@ class GroupedLinear(_Base):
         del is_first_microbatch
         sizes = [int(size) for size in m_splits]
         if len(sizes) != self.num_gemms or sum(sizes) != x.shape[0]:
-            raise PlainBackendError(f"GroupedLinear: m_splits={sizes} for {self.num_gemms} experts, {x.shape[0]} tokens")
+            raise PlainBackendError(
+                f"GroupedLinear: m_splits={sizes} for {self.num_gemms} experts, {x.shape[0]} tokens"
+            )
         parts = []
         for i, part in enumerate(torch.split(x, sizes)):
             y = F.linear(part, getattr(self, f"weight{i}"))

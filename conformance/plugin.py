@@ -1,0 +1,290 @@
+"""The pytest wiring of the suite: options, checks before the run, results as they come, the table at the end.
+
+Policy lives elsewhere: what a check concludes in `checks`, what is expected in `known`, what a page says in `report`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import time
+from collections.abc import Generator, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import known, matrix, stack
+from conformance.backend import BackendSpec, Imported
+from conformance.errors import ConformanceError, UsageFault
+from conformance.publish import publish, write_tables
+from conformance.results import (
+    PRECISIONS,
+    CheckRecord,
+    Header,
+    Package,
+    ResultsWriter,
+    line_adapter,
+    new_run_directory,
+    read_results,
+)
+from conformance.runner import BaselineFault, Runner
+
+HERE = Path(__file__).resolve().parent
+REPORTS = HERE.parent / "reports"
+USAGE = 2
+
+Collected = tuple[CheckRecord, Imported]
+_RECORD = pytest.StashKey[Collected]()
+_SESSION = pytest.StashKey["Session"]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("conformance", "verl + MindSpeed conformance")
+    group.addoption("--row", action="append", default=[], metavar="ID", help="run this row only (repeatable)")
+    group.addoption(
+        "--backend", choices=["auto", "plain", "mindspeed"], default="auto", help="default: MindSpeed if found"
+    )
+    group.addoption("--npu", choices=["auto", "emulated", "real"], default="auto", help="default: a real NPU if found")
+    group.addoption(
+        "--force", action="store_true", help="run although megatron-core does not match the MindSpeed branch"
+    )
+    group.addoption("--reports", type=Path, default=REPORTS, metavar="DIR", help="where results and tables go")
+
+
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    # A row's checks share their runs, so they go to one worker.
+    if getattr(config.option, "dist", None) == "no":
+        config.option.dist = "loadgroup"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not _is_wanted(config):
+        return
+    with one_line():
+        session = Session(config)
+    config.stash[_SESSION] = session
+    config.pluginmanager.register(session, "conformance-session")
+
+
+def _is_wanted(config: pytest.Config) -> bool:
+    """Whether this invocation collects from `conformance/` at all."""
+    paths = [Path(str(argument).split("::")[0]) for argument in config.args]
+    return any((config.invocation_params.dir / path).resolve().is_relative_to(HERE) for path in paths)
+
+
+class one_line:
+    """Turn a UsageFault into pytest's exit with one line and code 2."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, value: BaseException | None, tb: object) -> None:
+        if isinstance(value, UsageFault):
+            pytest.exit(str(value), returncode=USAGE)
+
+
+class Session:
+    """One pytest process: in a worker it runs checks, in the controller (or alone) it also writes what they come to."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.matrix = matrix.load_matrix()
+        self.known = known.load_known(matrix=self.matrix)
+        self.rows = self._selected(config.getoption("row"))
+        self.is_worker = hasattr(config, "workerinput")
+        self.backend = self._backend()
+        self.began = time.monotonic()
+        self.directory: Path | None = None
+        self.writer: ResultsWriter | None = None
+        self.header: Header | None = None
+        self.matched: set[int] = set()
+        self.seen: set[str] = set()
+        self.done = 0
+        self.broken: str | None = None
+        if not self.is_worker and not config.getoption("collectonly"):
+            stack.require()
+            self._check_core()
+            started = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+            self.started = started
+            self.directory = new_run_directory(config.getoption("reports") / "runs", started)
+
+    def _selected(self, ids: list[str]) -> tuple[matrix.Row, ...]:
+        unknown = [i for i in ids if i not in set(self.matrix.ids())]
+        if unknown:
+            raise UsageFault(f"--row {unknown[0]}: no such row; right form: one of {', '.join(self.matrix.ids())}")
+        return tuple(row for row in self.matrix.rows if not ids or row.id in ids)
+
+    def _backend(self) -> BackendSpec:
+        wanted = self.config.getoption("backend")
+        found = stack.find_mindspeed() if wanted != "plain" else None
+        if wanted == "mindspeed" and found is None:
+            raise UsageFault(
+                "--backend mindspeed: no MindSpeed found; right form: MINDSPEED_HOME=<a clone of Ascend/MindSpeed>, "
+                "or an installed mindspeed"
+            )
+        return BackendSpec("mindspeed" if found else "plain", self.config.getoption("npu"), found)
+
+    def _check_core(self) -> None:
+        mismatch = stack.core_mismatch(self.backend.mindspeed) if self.backend.mindspeed else None
+        if mismatch and not self.config.getoption("force"):
+            raise UsageFault(mismatch)
+
+    # What pytest calls, in the order of a run.
+
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.showfspath = False  # a line per check says more than a file name and dots
+
+    def pytest_report_header(self) -> list[str]:
+        source = self.backend.mindspeed
+        where = f"branch {source.branch}, commit {source.commit}" if source else "Transformer Engine in plain torch"
+        return [f"conformance: {len(self.rows)} rows, backend {self.backend.name} ({where}), npu {self.backend.npu}"]
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item) -> Generator[None, Any, None]:
+        """Send the record along with the report of the test's call; it crosses to xdist's controller as JSON."""
+        outcome = yield
+        report: pytest.TestReport = outcome.get_result()
+        found = item.stash.get(_RECORD, None)
+        if report.when == "call" and found is not None:
+            record, imported = found
+            report.conformance = json.dumps({"record": asdict(record), "imported": asdict(imported)}, default=str)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
+        """No dots: `pytest_runtest_logreport` writes a line per check."""
+        if getattr(report, "conformance", None) is None:
+            return None
+        category = "xfailed" if hasattr(report, "wasxfail") else report.outcome
+        return category, "", ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        text = getattr(report, "conformance", None)
+        if self.is_worker or text is None or self.directory is None:
+            return
+        data = json.loads(text)
+        record = line_adapter().validate_json(json.dumps(data["record"]))
+        assert isinstance(record, CheckRecord)
+        imported = Imported(data["imported"]["device"], tuple(Package(**p) for p in data["imported"]["packages"]))
+        with one_line():
+            self._write(record, imported)
+        self._progress(record)
+
+    def _write(self, record: CheckRecord, imported: Imported) -> None:
+        if self.writer is None or self.header is None:
+            assert self.directory is not None
+            self.header = header_of(self, imported)
+            self.writer = ResultsWriter(self.directory, self.header)
+        self.writer.add(record)
+        self.seen.add(record.row)
+        entry = known.match(self.known, record, self.header)
+        if entry is not None:
+            self.matched.add(id(entry))
+
+    def _progress(self, record: CheckRecord) -> None:
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        self.done += 1
+        total = max(total_checks(self.rows), self.done) if self.config.option.keyword == "" else None
+        of = f"/{total}" if total else ""
+        precision = f" {record.precision}" if record.precision else ""
+        variant = "" if record.variant == "documented" else f" ({record.variant})"
+        line = (
+            f"[{self.done}{of} {time.monotonic() - self.began:4.0f}s] {record.row}{variant} {record.role} "
+            f"{record.check}{precision}: {record.outcome} - {record.summary}"
+        )
+        reporter.ensure_newline()
+        reporter.write_line(line[: max(80, reporter._tw.fullwidth - 1)] if reporter.isatty else line)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        if self.is_worker or self.directory is None:
+            return
+        if self.writer is None:
+            self.directory.rmdir()  # nothing ran
+            return
+        ended_well = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        with one_line():
+            if ended_well:
+                finished = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+                self.writer.finish(finished, round(time.monotonic() - self.began, 1))
+            results = read_results(self.directory)
+            write_tables(results, self.matrix.rows, self.directory)
+            if results.complete and results.header.complete_selection:
+                self.published = publish(self.directory, self.config.getoption("reports"), results)
+        stale = self._stale() if ended_well and self.seen == set(self.matrix.ids()) else []
+        if stale and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        self.stale = stale
+
+    def _stale(self) -> list[str]:
+        assert self.header is not None
+        applying = [e for e in self.known if e.applies(self.header)]
+        return [f"{e.row} {e.variant} {e.check}: {e.reason}" for e in applying if id(e) not in self.matched]
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.directory is None or self.writer is None:
+            return
+        for line in getattr(self, "stale", []):
+            terminalreporter.write_line(f"known_issues.yaml: matches no check of this run: {line}")
+        where = getattr(self, "published", None) or self.directory
+        terminalreporter.write_line(f"conformance: results and support table in {_relative(where)}")
+
+
+def header_of(session: Session, imported: Imported) -> Header:
+    """The run's header; what it says of the stack is what the rank server imported."""
+    return Header(
+        started=getattr(session, "started", ""),
+        device="npu" if imported.device == "npu" else "emulated",
+        backend=session.backend.name,
+        precisions=PRECISIONS,
+        stack=imported.packages,
+        matrix_sha256=hashlib.sha256(matrix.MATRIX.read_bytes()).hexdigest(),
+        rows=tuple(row.id for row in session.rows),
+        complete_selection=len(session.rows) == len(session.matrix.rows) and not session.config.option.keyword,
+    )
+
+
+def total_checks(rows: tuple[matrix.Row, ...]) -> int:
+    """Checks of these rows: accepted, engaged and parity in each precision, per role and spelling."""
+    return sum(len(row.variant_names) for row in rows) * len(matrix.ROLES) * (2 + len(PRECISIONS))
+
+
+def _relative(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+@pytest.fixture(scope="session")
+def runner(pytestconfig: pytest.Config) -> Iterator[Runner]:
+    """The runner of this process, started: its rank server has imported the stack."""
+    session = pytestconfig.stash[_SESSION]
+    with Runner(session.backend) as started:
+        with one_line():
+            started.start()
+        yield started
+
+
+def conclude(request: pytest.FixtureRequest, runner: Runner, record: CheckRecord) -> None:
+    """Hand the record to the report and turn it into pytest's outcome, known issues considered."""
+    session = request.config.stash[_SESSION]
+    assert runner.imported is not None
+    request.node.stash[_RECORD] = (record, runner.imported)
+    entry = known.match(session.known, record, header_of(session, runner.imported))
+    if entry is not None:
+        differs = known.judge(entry, record)
+        if differs:
+            pytest.fail(f"known issue: {differs}", pytrace=False)
+        pytest.xfail(f"known issue: {entry.reason}")
+    if record.outcome in ("not_run", "unsupported"):
+        pytest.skip(f"{record.outcome}: {record.summary}")
+    if record.outcome != "pass":
+        pytest.fail(f"{record.outcome}: {record.summary}", pytrace=False)
+
+
+__all__ = ["BaselineFault", "ConformanceError", "conclude", "runner"]

@@ -1,0 +1,46 @@
+"""Where a run's results end up: its tables beside it, and a complete run as the one that `reports/` shows for its stack."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from conformance.errors import UsageFault
+from conformance.matrix import Row
+from conformance.report.markdown import render
+from conformance.report.words import Language
+from conformance.results import FILE_NAME, ResultSet
+
+TABLES: dict[Language, str] = {"en": "support-table.md", "zh": "support-table.zh.md"}
+
+
+def write_tables(results: ResultSet, rows: Sequence[Row], directory: Path) -> None:
+    """Write both languages' pages into the run's directory; UsageFault when the disk does not take them."""
+    for language, name in TABLES.items():
+        try:
+            (directory / name).write_text(render(results, rows, language), encoding="utf-8")
+        except OSError as fault:
+            raise UsageFault(f"{directory / name}: cannot write the table: {fault.strerror}") from None
+
+
+def publish(run: Path, reports: Path, results: ResultSet) -> Path:
+    """Replace `reports/<stack>/` by this run, each file whole: readers see the old one or the new one."""
+    target = reports / stack_name(results)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for name in (FILE_NAME, *TABLES.values()):
+            fresh = target / f".{name}.new"
+            shutil.copyfile(run / name, fresh)
+            os.replace(fresh, target / name)
+    except OSError as fault:
+        raise UsageFault(f"{target}: cannot publish the results: {fault.strerror}") from None
+    return target
+
+
+def stack_name(results: ResultSet) -> str:
+    """E.g. `verl0.9.1-core0.16.1-plain-emulated`."""
+    versions = results.header.versions()
+    header = results.header
+    return f"verl{versions.get('verl')}-core{versions.get('megatron-core')}-{header.backend}-{header.device}"

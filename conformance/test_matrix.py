@@ -1,0 +1,43 @@
+"""Every row of `matrix.yaml`, as tests: `-k ROW` selects a row's tests, for no name here contains another row's id by accident."""
+
+from __future__ import annotations
+
+import pytest
+
+from conformance.checks import run_check
+from conformance.matrix import ROLES, Role, Row
+from conformance.plugin import _SESSION, conclude
+from conformance.results import PRECISIONS, Precision
+from conformance.runner import Runner
+
+Spelt = tuple[Row, Role, str]
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    rows = metafunc.config.stash[_SESSION].rows
+    cases: list[object] = []
+    for row in rows:
+        for variant in row.variant_names:
+            for role in ROLES:
+                name = f"{row.id}-{role}" if variant == "documented" else f"{row.id}-{variant}-{role}"
+                mark = pytest.mark.xdist_group(row.id)
+                if "precision" in metafunc.fixturenames:
+                    cases += [pytest.param((row, role, variant), p, id=f"{name}-{p}", marks=mark) for p in PRECISIONS]
+                else:
+                    cases.append(pytest.param((row, role, variant), id=name, marks=mark))
+    metafunc.parametrize(("spelt", "precision") if "precision" in metafunc.fixturenames else "spelt", cases)
+
+
+def test_key_is_taken(request: pytest.FixtureRequest, runner: Runner, spelt: Spelt) -> None:
+    """accepted: through verl's own configuration, in which form, and what the others raise."""
+    conclude(request, runner, run_check(runner, *spelt, "accepted", None))
+
+
+def test_engaged(request: pytest.FixtureRequest, runner: Runner, spelt: Spelt) -> None:
+    """engaged: on, explicitly off and absent, judged by what ran."""
+    conclude(request, runner, run_check(runner, *spelt, "engaged", None))
+
+
+def test_parity(request: pytest.FixtureRequest, runner: Runner, spelt: Spelt, precision: Precision) -> None:
+    """parity: against one rank with everything off."""
+    conclude(request, runner, run_check(runner, *spelt, "parity", precision))
