@@ -95,9 +95,7 @@ def _transformer_overrides(composed: Any, role: Role) -> dict[str, Any]:
 def _landed(engine: Any, key: str, value: Scalar) -> bool:
     """Whether the role's engine dataclass now holds the value under this key's last name."""
     parent, _, leaf = key.rpartition(".")
-    found = (
-        engine.override_transformer_config.get(leaf, _NOTHING) if parent.endswith(OVERRIDES) else getattr(engine, leaf)
-    )
+    found = engine.override_transformer_config.get(leaf, _NOTHING) if parent.endswith(OVERRIDES) else getattr(engine, leaf)
     return bool(found == value)
 
 

@@ -50,7 +50,6 @@ _WARM = (
     "verl.workers.utils.padding",
     "verl.utils.distributed",
     "verl.models.mcore.mbridge",
-    "verl.trainer.main_ppo",
     "megatron.core.models.gpt.gpt_model",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
@@ -88,8 +87,21 @@ def preload(spec: BackendSpec) -> Imported:
         importlib.import_module("torch_npu.contrib.transfer_to_npu")  # MindSpeed does this itself
     for name in _WARM:
         importlib.import_module(name)
+    if spec.name == "mindspeed":
+        _wake_lazy_modules()
     with contextlib.suppress(ImportError):
         import tqdm
 
         tqdm.tqdm.monitor_interval = 0  # its monitor is a thread, and threads do not survive a fork
     return Imported(device.name, collect(spec.mindspeed))
+
+
+def _wake_lazy_modules() -> None:
+    """Ask every module for a name that none has, once, in the server.
+
+    MindSpeed's repatch asks all of sys.modules for a hundred names, in every rank; transformers' lazy modules answer the
+    first time by importing themselves, which took most of a case's time. After this they are imported before the fork.
+    """
+    for module in list(sys.modules.values()):
+        with contextlib.suppress(Exception):  # whatever a module raises here, the ranks will see for themselves
+            hasattr(module, "no_module_has_this_name")

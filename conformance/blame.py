@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +29,8 @@ OWNERS = {
     "omegaconf": "verl",
     "transformers": "transformers",
 }
-_DELIBERATE = ("raise ", "raise(", "assert ", "assert(")
+#: A statement that turns something away, also behind a condition on the same line.
+_DELIBERATE = re.compile(r"(^|:\s*)(raise|assert)\b")
 
 Kind = Literal["refused", "crash", "error"]
 
@@ -57,8 +59,10 @@ def kind_of(raised: Raised, keys: Iterable[str]) -> Kind:
     if owner_of(raised) == "conformance":
         return "error"
     innermost = raised.frames[-1] if raised.frames else None
-    if innermost is not None and _upstream(innermost) and innermost.source.startswith(_DELIBERATE):
-        return "refused"
+    if innermost is not None and _upstream(innermost):
+        # The line of an assert that spans several is the one that was being evaluated.
+        if _DELIBERATE.search(innermost.source) or raised.type == "AssertionError":
+            return "refused"
     leaves = {key.rpartition(".")[2] for key in keys}
     named = any(f"'{leaf}'" in raised.message for leaf in leaves)
     return "refused" if named and raised.type in ("TypeError", "AttributeError") else "crash"
@@ -89,7 +93,9 @@ def short_path(file: str) -> str:
         if parts[i] == "site-packages":
             return "/".join(parts[i + 1 :])
     for i, part in enumerate(parts):
-        if part in OWNERS and (Path(*parts[: i + 1]) / "__init__.py").exists():
+        package = Path(*parts[: i + 1])
+        # `megatron` is a namespace package: in a checkout it is known by what it holds.
+        if part in OWNERS and ((package / "__init__.py").exists() or (package / "core" / "__init__.py").exists()):
             return "/".join(parts[i:])
     return parts[-1] if parts else file
 
@@ -103,7 +109,7 @@ def _is_operator_refusal(frame: Frame, raised: Raised) -> bool:
 
 
 def _upstream(frame: Frame) -> str | None:
-    if _is_ours(frame) or frame.file.startswith(sys.base_prefix + "/lib/python3") and "site-packages" not in frame.file:
+    if _is_ours(frame) or (frame.file.startswith(sys.base_prefix + "/lib/python3") and "site-packages" not in frame.file):
         return None
     path = short_path(frame.file)
     return OWNERS.get(path.partition("/")[0])

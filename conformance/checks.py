@@ -19,15 +19,13 @@ from conformance.results import Check, CheckRecord, Outcome, UpstreamException
 from conformance.runner import Runner, mask_of, results_of, scales_of
 
 
-def run_check(
-    runner: Runner, row: Row, role: Role, variant: str, check: Check, precision: Precision | None
-) -> CheckRecord:
+def run_check(runner: Runner, row: Row, role: Role, variant: str, check: Check, precision: Precision | None) -> CheckRecord:
     """Run one check to a record. Our own failures become outcome `error`; usage faults go through."""
     began = time.perf_counter()
-    body: Callable[..., _Conclusion] = {"accepted": _accepted, "engaged": _engaged, "parity": _parity}[check]
+    bodies: dict[Check, Callable[..., _Conclusion]] = {"accepted": _accepted, "engaged": _engaged, "parity": _parity}
     arguments = (runner, row, role, variant) + ((precision,) if check == "parity" else ())
     try:
-        conclusion = _not_run(runner, row, check) or body(*arguments)
+        conclusion = _not_run(runner, row, check) or bodies[check](*arguments)
     except UsageFault:
         raise
     except ConformanceError as fault:
@@ -42,9 +40,7 @@ def run_check(
 class _Conclusion:
     """Outcome, one line, and what stands behind it."""
 
-    def __init__(
-        self, outcome: Outcome, summary: str, exception: UpstreamException | None = None, **detail: Any
-    ) -> None:
+    def __init__(self, outcome: Outcome, summary: str, exception: UpstreamException | None = None, **detail: Any) -> None:
         self.outcome, self.summary, self.exception, self.detail = outcome, summary[:500], exception, detail
 
 

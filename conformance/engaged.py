@@ -47,15 +47,13 @@ def judge(evidence: Sequence[Evidence], on: Sequence[Facts], off: Sequence[Facts
                     absent = False
                 else:
                     there = False
-    if there and absent:
+    if lines and there and absent:
         return Judgement("pass", "on as promised, off without it", tuple(lines))
     changed = differing(on, off)
     in_both = holds_on(evidence, on) and holds_on(evidence, off)
     if not changed:
         if in_both:
-            return Judgement(
-                "always_on", "the same runs with the key on and off: it cannot be switched off", tuple(lines)
-            )
+            return Judgement("always_on", "the same runs with the key on and off: it cannot be switched off", tuple(lines))
         return Judgement("no_effect", "nothing that ran differs between on and off", tuple(lines))
     if in_both:
         return Judgement("always_on", "what the key promises runs with it off, too", tuple(lines))

@@ -51,9 +51,7 @@ class KnownIssue(Strictly):
     exception: Words | None = Field(None, description="type of the exception")
     contains: Words | None = Field(None, description="part of the exception's first line, or of the summary")
     reason: Words
-    link: Annotated[
-        str, Field(max_length=500), AfterValidator(_check_link), WithJsonSchema({"type": "string", "format": "uri"})
-    ]
+    link: Annotated[str, Field(max_length=500), AfterValidator(_check_link), WithJsonSchema({"type": "string", "format": "uri"})]
 
     def applies(self, header: Header) -> bool:
         """Whether the run has the backend and all the versions that the entry holds for."""

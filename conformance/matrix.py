@@ -330,7 +330,7 @@ class Row(Strictly):
         """
         spelling = self.spelling(variant)
         sizes = self.topology.sizes().items()
-        values = {f"{_prefix(role)}megatron.{name}": size for role in ROLES for name, size in sizes}
+        values: dict[str, Scalar] = {f"{_prefix(role)}megatron.{name}": size for role in ROLES for name, size in sizes}
         values.update({c.key: c.value for c in spelling.companions})
         if side != "absent":
             values.update({s.key: s.on if side == "on" else s.off for s in spelling.settings})

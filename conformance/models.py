@@ -56,7 +56,9 @@ def load(name: str) -> Fixture:
     path = FIXTURES / f"{name}.json"
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if not k.startswith("comment")}
+        fields: dict[str, Any] = {
+            k: tuple(v) if isinstance(v, list) else v for k, v in raw.items() if not k.startswith("comment")
+        }
         return Fixture(name=name, **fields)
     except FileNotFoundError:
         known = ", ".join(sorted(p.stem for p in FIXTURES.glob("*.json")))

@@ -4,8 +4,8 @@ Bounds are derived from the number format and the depth of the model, never tune
 
 - A value that passes N roundings of unit roundoff u carries a random-walk error of about u*sqrt(N). A transformer layer
   rounds its residual stream some eight times (two norms, qkv, attention, projection, two MLP matmuls, the gate), the head
-  twice: N = 8*layers + 2 forward, twice that with the backward pass. Four standard deviations are allowed: 4*u*sqrt(N), times the scale
-  of the quantity.
+  twice: N = 8*layers + 2 forward, twice that with the backward pass. Four standard deviations are allowed:
+  4*u*sqrt(N), times the scale of the quantity.
 - `identical`: bitwise, but for the global grad norm, which is summed over ranks in another order by its definition.
 - `reordered`: the bound above (float32).
 - `kernel`: the error against the float64 truth, at most KERNEL_FACTOR times the baseline's own error.
@@ -16,8 +16,8 @@ Bounds are derived from the number format and the depth of the model, never tune
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from conformance.config import Precision
@@ -29,8 +29,10 @@ if TYPE_CHECKING:
     from conformance.step import StepResult
 
 ParityClass = Literal["identical", "reordered", "kernel"]
+#: Index of an element -> what it is called in a report.
+Where = Callable[[int], str]
 
-UNIT_ROUNDOFF: dict[Precision, float] = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
+UNIT_ROUNDOFF: dict[Precision, float] = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 #: Two evaluation orders of one format differ by sqrt(2) of one's error on average; twice that is allowed.
 RMS_FACTOR = 2.0
 #: The largest of some hundred errors scatters more than their root mean square.
@@ -112,62 +114,72 @@ def compare(
     Raises ConformanceError when the two sides do not hold the same quantities.
     """
     figures: list[Figure] = []
+    rule = _Rule(kind, precision, scales)
     for name in ("log_probs", "entropy"):
-        sides = [getattr(side, name).double()[mask] for side in (case, baseline, truth)]
-        figures.append(_judge(name, *sides, kind, precision, scales, scales.relative(precision), _token_name(mask)))
+        sides = _Sides(*(getattr(side, name).double()[mask] for side in (case, baseline, truth)))
+        figures.append(rule.judge(name, sides, scales.relative(precision), _token_name(mask)))
     if baseline.loss is None:
         return figures
     if case.loss is None or case.grad_norm is None or baseline.grad_norm is None or truth.grad_norm is None:
         raise ConformanceError("an actor case without loss or grad norm")
     for name, passes in (("loss", 1), ("grad_norm", 2)):
-        sides = [_scalar(getattr(side, name)) for side in (case, baseline, truth)]
-        relative = scales.relative(precision, passes)
-        # The loss is a mean of terms of order one; the norm of a sum over shards is reordered in every class.
-        kind_here: ParityClass = "reordered" if name == "grad_norm" and kind == "identical" else kind
-        figures.append(_judge(name, *sides, kind_here, precision, scales, relative, lambda _i: "global", floor=1.0))
-    figures.append(_weights(case, baseline, truth, kind, precision, scales))
+        sides = _Sides(*(_scalar(getattr(side, name)) for side in (case, baseline, truth)))
+        # The norm of a sum over shards is reordered in every class, by its definition.
+        rule_here = replace(rule, kind="reordered") if name == "grad_norm" and kind == "identical" else rule
+        # The loss is a mean of terms of order one.
+        figures.append(rule_here.judge(name, sides, scales.relative(precision, passes), lambda _index: "global", floor=1.0))
+    figures.append(_weights(case, baseline, truth, rule))
     return figures
 
 
-def _judge(
-    name: str,
-    case: torch.Tensor,
-    baseline: torch.Tensor,
-    truth: torch.Tensor,
-    kind: ParityClass,
-    precision: Precision,
-    scales: Scales,
-    relative: float,
-    where: object,
-    floor: float = 0.0,
-) -> Figure:
-    """One quantity as flat float64 tensors of equal length. `floor`: smallest scale the relative bound is applied to."""
-    if case.shape != baseline.shape:
-        raise ConformanceError(f"{name}: {tuple(case.shape)} against {tuple(baseline.shape)}")
-    locate = where if callable(where) else str
-    own, error = (baseline - truth).abs(), (case - truth).abs()
-    difference = (case - baseline).abs()
-    index = int(difference.nan_to_num(nan=math.inf).argmax())
-    largest = float(difference[index])
-    absolute = relative * max(float(baseline.abs().max()), floor)
-    if kind == "identical":
-        return Figure(name, largest, 0.0, locate(index))
-    if kind == "reordered" and precision == "float32":
-        return Figure(name, largest, absolute, locate(index))
-    factor = KERNEL_FACTOR if precision == "float32" else MAX_FACTOR
-    worst = int(error.nan_to_num(nan=math.inf).argmax())
-    # An error below one rounding of the quantity's own scale is no error: the baseline may hit the truth by luck.
-    bound = max(factor * float(own.max()), absolute / math.sqrt(8 * scales.layers + 2))
-    figure = Figure(f"{name} (error against float64)", float(error[worst]), bound, locate(worst))
-    rms, own_rms = float(error.square().mean().sqrt()), float(own.square().mean().sqrt())
-    if figure.ok and error.numel() > 1 and rms > max(RMS_FACTOR * own_rms, bound / factor):
-        return Figure(f"{name} (rms error against float64)", rms, RMS_FACTOR * own_rms, locate(worst))
-    return figure
+@dataclass(frozen=True)
+class _Sides:
+    """One quantity, flat and in float64, of equal length on every side."""
+
+    case: torch.Tensor
+    baseline: torch.Tensor
+    truth: torch.Tensor
 
 
-def _weights(
-    case: Numbers, baseline: Numbers, truth: Numbers, kind: ParityClass, precision: Precision, scales: Scales
-) -> Figure:
+@dataclass(frozen=True)
+class _Rule:
+    """How the figures of a case are bounded."""
+
+    kind: ParityClass
+    precision: Precision
+    scales: Scales
+
+    def judge(self, name: str, sides: _Sides, relative: float, where: Where, floor: float = 0.0) -> Figure:
+        """`relative` is times the baseline's largest value, or `floor` if that is larger."""
+        case, baseline, truth = sides.case, sides.baseline, sides.truth
+        if case.shape != baseline.shape:
+            raise ConformanceError(f"{name}: {tuple(case.shape)} against {tuple(baseline.shape)}")
+        difference = (case - baseline).abs()
+        index = _worst(difference)
+        absolute = relative * max(float(baseline.abs().max()), floor)
+        if self.kind == "identical":
+            return Figure(name, float(difference[index]), 0.0, where(index))
+        if self.kind == "reordered" and self.precision == "float32":
+            return Figure(name, float(difference[index]), absolute, where(index))
+        own, error = (baseline - truth).abs(), (case - truth).abs()
+        worst = _worst(error)
+        factor = KERNEL_FACTOR if self.precision == "float32" else MAX_FACTOR
+        # An error below one rounding of the quantity's own scale is no error: the baseline may hit the truth by luck.
+        rounding = absolute / math.sqrt(8 * self.scales.layers + 2)
+        bound = max(factor * float(own.max()), rounding)
+        figure = Figure(f"{name} (error against float64)", float(error[worst]), bound, where(worst))
+        rms, own_rms = float(error.square().mean().sqrt()), float(own.square().mean().sqrt())
+        rms_bound = max(RMS_FACTOR * own_rms, rounding)
+        if figure.ok and error.numel() > 1 and rms > rms_bound:
+            return Figure(f"{name} (rms error against float64)", rms, rms_bound, where(worst))
+        return figure
+
+
+def _worst(difference: torch.Tensor) -> int:
+    return int(difference.nan_to_num(nan=math.inf).argmax())
+
+
+def _weights(case: Numbers, baseline: Numbers, truth: Numbers, rule: _Rule) -> Figure:
     """The worst parameter after the update. Compares names first: a lost or renamed parameter is a difference."""
     import torch
 
@@ -177,16 +189,19 @@ def _weights(
     if missing:
         return Figure("weights", math.inf, 0.0, f"only on one side: {', '.join(missing[:4])}")
     # A gradient error d moves a weight by at most slope*d; clipped gradients are at most `clip`.
-    step = scales.adam_slope * scales.clip * scales.relative(precision, passes=2)
+    scales = rule.scales
+    step = scales.adam_slope * scales.clip * scales.relative(rule.precision, passes=2)
     worst: Figure | None = None
     for name in sorted(baseline.weights):
-        sides = [side.weights[name].double().flatten() for side in (case, baseline, truth) if side.weights]
-        if sides[0].shape != sides[1].shape:
-            return Figure("weights", math.inf, 0.0, f"{name}: {tuple(case.weights[name].shape)}")
-        largest = float(sides[1].abs().max())
-        rounding = UNIT_ROUNDOFF[precision] * 2.0
-        relative = rounding + step / max(largest, torch.finfo(torch.float32).tiny)
-        figure = _judge("weights", *sides, kind, precision, scales, relative, _element_name(name))
+        shape, wanted = tuple(case.weights[name].shape), tuple(baseline.weights[name].shape)
+        if shape != wanted:
+            return Figure("weights", math.inf, 0.0, f"{name}: shape {shape}, wanted {wanted}")
+        sides = _Sides(
+            *(weights[name].double().flatten() for weights in (case.weights, baseline.weights, truth.weights))
+        )
+        largest = float(sides.baseline.abs().max())
+        relative = 2.0 * UNIT_ROUNDOFF[rule.precision] + step / max(largest, torch.finfo(torch.float32).tiny)
+        figure = rule.judge("weights", sides, relative, _element_name(name))
         if worst is None or _excess(figure) > _excess(worst):
             worst = figure
     if worst is None:
@@ -197,9 +212,7 @@ def _weights(
 def _excess(figure: Figure) -> float:
     if math.isnan(figure.difference):
         return math.inf
-    return (
-        figure.difference / figure.bound if figure.bound else figure.difference * math.inf if figure.difference else 0.0
-    )
+    return figure.difference / figure.bound if figure.bound else figure.difference * math.inf if figure.difference else 0.0
 
 
 def _scalar(value: float) -> torch.Tensor:
@@ -208,10 +221,10 @@ def _scalar(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
-def _token_name(mask: torch.Tensor) -> object:
+def _token_name(mask: torch.Tensor) -> Where:
     positions = mask.nonzero().tolist()
     return lambda index: f"sequence {positions[index][0]}, response token {positions[index][1]}"
 
 
-def _element_name(parameter: str) -> object:
+def _element_name(parameter: str) -> Where:
     return lambda index: f"{parameter}[{index}]"

@@ -35,6 +35,8 @@ from conformance.runner import BaselineFault, Runner
 HERE = Path(__file__).resolve().parent
 REPORTS = HERE.parent / "reports"
 USAGE = 2
+#: On a test report: the check's record as JSON. Unknown attributes of a report travel to xdist's controller.
+_ATTRIBUTE = "conformance_record"
 
 Collected = tuple[CheckRecord, Imported]
 _RECORD = pytest.StashKey[Collected]()
@@ -44,13 +46,9 @@ _SESSION = pytest.StashKey["Session"]()
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("conformance", "verl + MindSpeed conformance")
     group.addoption("--row", action="append", default=[], metavar="ID", help="run this row only (repeatable)")
-    group.addoption(
-        "--backend", choices=["auto", "plain", "mindspeed"], default="auto", help="default: MindSpeed if found"
-    )
+    group.addoption("--backend", choices=["auto", "plain", "mindspeed"], default="auto", help="default: MindSpeed if found")
     group.addoption("--npu", choices=["auto", "emulated", "real"], default="auto", help="default: a real NPU if found")
-    group.addoption(
-        "--force", action="store_true", help="run although megatron-core does not match the MindSpeed branch"
-    )
+    group.addoption("--force", action="store_true", help="run although megatron-core does not match the MindSpeed branch")
     group.addoption("--reports", type=Path, default=REPORTS, metavar="DIR", help="where results and tables go")
 
 
@@ -152,18 +150,19 @@ class Session:
         found = item.stash.get(_RECORD, None)
         if report.when == "call" and found is not None:
             record, imported = found
-            report.conformance = json.dumps({"record": asdict(record), "imported": asdict(imported)}, default=str)
+            text = json.dumps({"record": asdict(record), "imported": asdict(imported)}, default=str)
+            setattr(report, _ATTRIBUTE, text)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_report_teststatus(self, report: pytest.TestReport) -> tuple[str, str, str] | None:
         """No dots: `pytest_runtest_logreport` writes a line per check."""
-        if getattr(report, "conformance", None) is None:
+        if getattr(report, _ATTRIBUTE, None) is None:
             return None
         category = "xfailed" if hasattr(report, "wasxfail") else report.outcome
         return category, "", ""
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        text = getattr(report, "conformance", None)
+        text = getattr(report, _ATTRIBUTE, None)
         if self.is_worker or text is None or self.directory is None:
             return
         data = json.loads(text)
@@ -186,7 +185,7 @@ class Session:
             self.matched.add(id(entry))
 
     def _progress(self, record: CheckRecord) -> None:
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
         self.done += 1
         total = max(total_checks(self.rows), self.done) if self.config.option.keyword == "" else None
         of = f"/{total}" if total else ""

@@ -39,7 +39,9 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
 
     actor = spec.role == "actor"
     loss_function = partial(ppo_loss, config=configs.role_config) if actor else None
-    log_probs, entropies, total = [], [], 0.0
+    log_probs: list[torch.Tensor] = []
+    entropies: list[torch.Tensor] = []
+    total = 0.0
     for micro in tu.chunk_tensordict(data, len(models.LENGTHS) // verl_config.MICRO_BATCH):
         with torch.set_grad_enabled(actor):
             output = _forward(model, micro)

@@ -114,9 +114,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             figures = parity.compare(numbers, truth, truth, mask_of(model), "reordered", "float32", scales_of(model))
             wrong = [f for f in figures if not f.ok]
             if wrong:
-                lines = "; ".join(
-                    f"{f.quantity} differs by {f.difference:.3g} (bound {f.bound:.3g}), {f.where}" for f in wrong
-                )
+                lines = "; ".join(f"{f.quantity} differs by {f.difference:.3g} (bound {f.bound:.3g}), {f.where}" for f in wrong)
                 raise BaselineFault(f"the baseline for {model}, {role} is not Hugging Face's model: {lines}")
             self._checked.add((model, role))
         elif precision != "float32":

@@ -17,6 +17,7 @@ from typing import Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 from conformance.errors import UsageFault
 from conformance.results import Package
@@ -93,9 +94,17 @@ def deviations(packages: tuple[Package, ...], stack: str = DEFAULT_STACK) -> lis
     found = []
     for package in packages:
         pin = pins.get(canonicalize_name(package.name))
-        if pin is not None and not pin.specifier.contains(package.version.partition("+")[0], prereleases=True):
+        if pin is not None and not _satisfies(package.version, pin):
             found.append(f"{package.name} {package.version} (the stack pins {pin.specifier})")
     return found
+
+
+def _satisfies(version: str, pin: Requirement) -> bool:
+    """Whether the release fits the pin, whatever its local build label (`+cpu`); text that is no version does not."""
+    try:
+        return pin.specifier.contains(Version(version).public, prereleases=True)
+    except InvalidVersion:
+        return False
 
 
 def core_mismatch(mindspeed: MindSpeed) -> str | None:
@@ -114,6 +123,8 @@ def read_pins(path: Path) -> dict[str, Requirement]:
     """A requirements file as canonical name -> requirement; UsageFault with the line for what is none."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:
+        raise UsageFault(f"stacks/{path.name}: not UTF-8 text; right form: a line name==version each") from None
     except OSError as fault:
         known = ", ".join(sorted(p.stem for p in STACKS.glob("*.txt")))
         raise UsageFault(f"stacks/{path.name}: cannot be read ({fault.strerror}); there are: {known}") from None
@@ -125,9 +136,7 @@ def read_pins(path: Path) -> dict[str, Requirement]:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            raise UsageFault(
-                f"stacks/{path.name}:{number}: {text!r} is no requirement; right form: name==version"
-            ) from None
+            raise UsageFault(f"stacks/{path.name}:{number}: {text!r} is no requirement; right form: name==version") from None
         pins[canonicalize_name(requirement.name)] = requirement
     return pins
 
@@ -169,12 +178,13 @@ def _git(root: Path) -> tuple[str | None, str | None]:
 
     def ask(*arguments: str) -> str | None:
         try:
-            done = subprocess.run(
-                ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True
-            )
+            done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10, check=True)
         except (OSError, subprocess.SubprocessError):
             return None
         return done.stdout.strip() or None
 
+    top = ask("rev-parse", "--show-toplevel")
+    if top is None or Path(top).resolve() != root.resolve():
+        return None, None  # no checkout of its own: it lies inside somebody else's, such as a venv in a project
     branch = ask("rev-parse", "--abbrev-ref", "HEAD")
     return (None if branch == "HEAD" else branch), ask("rev-parse", "--short=12", "HEAD")

@@ -196,10 +196,7 @@ def output_of(engine: Any, output: dict[str, Any], data: Any, role: Role) -> dic
 
     if not engine.is_mp_src_rank_with_outputs():
         return {"log_probs": None, "entropy": None, "loss": None, "grad_norm": None}
-    padded = {
-        name: no_padding_2_padding(output["model_output"][name], data).detach().cpu()
-        for name in ("log_probs", "entropy")
-    }
+    padded = {name: no_padding_2_padding(output["model_output"][name], data).detach().cpu() for name in ("log_probs", "entropy")}
     actor = role == "actor"
     return {
         **padded,

@@ -1,4 +1,4 @@
-"""Every row of `matrix.yaml`, as tests: `-k ROW` selects a row's tests, for no name here contains another row's id by accident."""
+"""Every row of `matrix.yaml` as tests: `-k ROW` selects a row, for no name here contains another row's id by accident."""
 
 from __future__ import annotations
 

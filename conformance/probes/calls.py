@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections import Counter
 from collections.abc import Iterable
@@ -55,5 +56,6 @@ def _code_of(target: str) -> CodeType | None:
             value = getattr(value, attribute)
     except (ImportError, AttributeError):
         return None
-    code = getattr(value, "__code__", None)
+    # All functions that one decorator wraps share the wrapper's code object: it would count them all.
+    code = getattr(inspect.unwrap(value), "__code__", None)
     return code if isinstance(code, CodeType) else None

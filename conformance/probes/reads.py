@@ -27,7 +27,7 @@ class ReadTrace:
         """Observe every instance of `cls`, present and future, subclasses included. Values are passed through untouched."""
         if not self.keys:
             return
-        original = cls.__getattribute__
+        original: Any = cls.__getattribute__
         note, keys = self._note, self.keys
 
         def observed(instance: Any, name: str) -> Any:

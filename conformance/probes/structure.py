@@ -41,10 +41,7 @@ def group_facts() -> Facts:
     """`groups.<label>`: sizes in ranks."""
     from megatron.core import parallel_state
 
-    return {
-        f"groups.{label}": getattr(parallel_state, getter)(**kwargs).size()
-        for label, (getter, kwargs) in GROUPS.items()
-    }
+    return {f"groups.{label}": getattr(parallel_state, getter)(**kwargs).size() for label, (getter, kwargs) in GROUPS.items()}
 
 
 def full_name(cls: type) -> str:

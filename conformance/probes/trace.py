@@ -36,11 +36,11 @@ COLLECTIVES: Mapping[str, str] = {
 }
 
 
-class DispatchTrace(TorchDispatchMode):
+class DispatchTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts calls of operators in namespace `npu`, and collectives by process-group name, while it is entered."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: Counter[str] = Counter()
         self.collectives: Counter[tuple[str, str]] = Counter()
 

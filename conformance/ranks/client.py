@@ -136,9 +136,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         self._closed = True
         self._stop()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _stop(self) -> Exit | None:

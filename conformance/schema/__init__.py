@@ -25,8 +25,7 @@ def texts() -> dict[str, str]:
     }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return {
-        name: json.dumps(head | schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-        for name, schema in schemas.items()
+        name: json.dumps(head | schema, indent=2, sort_keys=True, ensure_ascii=False) + "\n" for name, schema in schemas.items()
     }
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from transformer_engine.pytorch.strict import PlainBackendError, refuse
 
 CAUSAL = ("causal", "padding_causal")
@@ -72,9 +73,7 @@ class DotProductAttention(nn.Module):
     ) -> None:
         # None of these changes the numbers of one rank's heads without dropout.
         del sequence_parallel, tp_size, get_rng_state_tracker, tp_group, layer_number, cp_global_ranks, cp_stream
-        refuse(
-            "DotProductAttention", other, {"window_size": None, "softmax_type": "vanilla", "return_max_logit": False}
-        )
+        refuse("DotProductAttention", other, {"window_size": None, "softmax_type": "vanilla", "return_max_logit": False})
         if attention_dropout:
             raise PlainBackendError(f"DotProductAttention: attention_dropout={attention_dropout} is not supported")
         if attention_type != "self":
@@ -143,13 +142,9 @@ class DotProductAttention(nn.Module):
         """(local, ...) of every context-parallel rank -> (size*local, ...), rank after rank; backward reduce-scatters."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
-        return gather_from_sequence_parallel_region(
-            x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group
-        )
+        return gather_from_sequence_parallel_region(x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group)
 
-    def _packed(
-        self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor, padded: Tensor | None, mask_type: str
-    ) -> Tensor:
+    def _packed(self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor, padded: Tensor | None, mask_type: str) -> Tensor:
         rank, size = self._group()
         lengths = (valid[1:] - valid[:-1]).tolist()
         starts = (padded if padded is not None else valid).tolist()
@@ -192,9 +187,7 @@ class DotProductAttention(nn.Module):
             back = torch.argsort(order)
             key, value = self._gather(key)[back], self._gather(value)[back]
             if mask_type in ("arbitrary", *PADDING):
-                raise PlainBackendError(
-                    f"DotProductAttention.forward: {mask_type} with context parallelism is not supported"
-                )
+                raise PlainBackendError(f"DotProductAttention.forward: {mask_type} with context parallelism is not supported")
         columns = torch.arange(key.shape[0], device=query.device)
         forbidden: Tensor | None = None
         if mask_type in CAUSAL:

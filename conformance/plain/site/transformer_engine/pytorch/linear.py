@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
 from transformer_engine.pytorch.norm import layer_norm, rms_norm
 from transformer_engine.pytorch.strict import PlainBackendError, refuse
 
@@ -239,9 +240,7 @@ class GroupedLinear(_Base):
         del is_first_microbatch
         sizes = [int(size) for size in m_splits]
         if len(sizes) != self.num_gemms or sum(sizes) != x.shape[0]:
-            raise PlainBackendError(
-                f"GroupedLinear: m_splits={sizes} for {self.num_gemms} experts, {x.shape[0]} tokens"
-            )
+            raise PlainBackendError(f"GroupedLinear: m_splits={sizes} for {self.num_gemms} experts, {x.shape[0]} tokens")
         parts = []
         for i, part in enumerate(torch.split(x, sizes)):
             y = F.linear(part, getattr(self, f"weight{i}"))

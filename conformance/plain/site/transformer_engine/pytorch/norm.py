@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
 from transformer_engine.pytorch.strict import refuse
 
 

@@ -1,0 +1,229 @@
+"""The stack: MindSpeed found or said to be missing, pins read, missing packages named, the wrong megatron-core refused."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import subprocess
+from collections.abc import Callable
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+
+import pytest
+
+from conformance import stack
+from conformance.errors import UsageFault
+from conformance.results import Package
+from conformance.stack import (
+    DEFAULT_STACK,
+    NEEDED,
+    REPORTED,
+    STACKS,
+    MindSpeed,
+    core_mismatch,
+    deviations,
+    find_mindspeed,
+    read_pins,
+    require,
+)
+
+
+def make_mindspeed(root: Path) -> Path:
+    (root / "mindspeed").mkdir(parents=True)
+    (root / "mindspeed" / "__init__.py").touch()
+    (root / "mindspeed" / "megatron_adaptor.py").touch()
+    return root
+
+
+def git(root: Path, *arguments: str) -> None:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", "-C", str(root), *identity, *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
+    """Have importlib.metadata know these distributions and no others."""
+
+    def install(versions: dict[str, str]) -> None:
+        def version(name: str) -> str:
+            if name not in versions:
+                raise importlib.metadata.PackageNotFoundError(name)
+            return versions[name]
+
+        monkeypatch.setattr(importlib.metadata, "version", version)
+
+    return install
+
+
+def has_no_mindspeed(_name: str) -> ModuleSpec | None:
+    return None
+
+
+@pytest.mark.parametrize("content", [None, "mindspeed", "mindspeed/other.py"])
+def test_mindspeed_home_that_is_none_gives_one_line(tmp_path: Path, content: str | None) -> None:
+    home = tmp_path / "clone"
+    if content:
+        (home / content).mkdir(parents=True)
+    with pytest.raises(UsageFault) as fault:
+        find_mindspeed({"MINDSPEED_HOME": str(home)})
+    text = str(fault.value)
+    assert "\n" not in text
+    assert text.startswith(f"MINDSPEED_HOME={home}: no MindSpeed source there")
+    assert "right form" in text
+
+
+def test_the_package_directory_itself_is_not_the_home(tmp_path: Path) -> None:
+    home = make_mindspeed(tmp_path / "MindSpeed")
+    with pytest.raises(UsageFault, match="no MindSpeed source there"):
+        find_mindspeed({"MINDSPEED_HOME": str(home / "mindspeed")})
+
+
+def test_checkout_tells_branch_commit_and_core_series(tmp_path: Path) -> None:
+    home = make_mindspeed(tmp_path / "MindSpeed")
+    git(home, "init", "-b", "core_r0.16.0")
+    git(home, "add", ".")
+    git(home, "commit", "-m", "a")
+    found = find_mindspeed({"MINDSPEED_HOME": str(home)})
+    assert found is not None
+    assert (found.home, found.branch, found.core_series) == (home.resolve(), "core_r0.16.0", "0.16")
+    assert found.commit is not None
+    assert len(found.commit) == 12
+    git(home, "checkout", "--detach")
+    detached = find_mindspeed({"MINDSPEED_HOME": str(home)})
+    assert detached is not None
+    assert (detached.branch, detached.commit, detached.core_series) == (None, found.commit, None)
+
+
+def test_source_that_is_no_checkout_of_its_own_has_no_branch(tmp_path: Path) -> None:
+    home = make_mindspeed(tmp_path / "project" / "venv" / "site-packages")
+    git(tmp_path / "project", "init", "-b", "core_r0.16.0")
+    git(tmp_path / "project", "commit", "--allow-empty", "-m", "a")
+    assert find_mindspeed({"MINDSPEED_HOME": str(home)}) == MindSpeed(home.resolve(), None, None)
+
+
+def test_no_home_and_nothing_installed_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", has_no_mindspeed)
+    assert find_mindspeed({}) is None
+    assert find_mindspeed({"MINDSPEED_HOME": ""}) is None
+
+
+def test_installed_mindspeed_is_found_and_a_placeholder_of_its_name_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_mindspeed(tmp_path / "lib")
+    spec = ModuleSpec("mindspeed", None, origin=str(root / "mindspeed" / "__init__.py"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
+    found = find_mindspeed({})
+    assert found is not None
+    assert found.home == root.resolve()
+    (root / "mindspeed" / "megatron_adaptor.py").unlink()
+    assert find_mindspeed({}) is None
+
+
+@pytest.mark.parametrize(
+    ("branch", "series"),
+    [("core_r0.16.0", "0.16"), ("2.3.0_core_r0.12.1", "0.12"), ("master", None), (None, None), ("core_r16", None)],
+)
+def test_core_series_is_what_the_branch_states(branch: str | None, series: str | None) -> None:
+    assert MindSpeed(Path(), branch, None).core_series == series
+
+
+@pytest.mark.parametrize(
+    ("branch", "version", "matches"),
+    [
+        ("core_r0.16.0", "0.16.1", True),
+        ("core_r0.16.0", "0.16.0rc1", True),
+        ("core_r0.12.1", "0.16.1", False),
+        ("core_r0.1.0", "0.16.1", False),  # 0.1 is no beginning of 0.16
+        ("master", "0.16.1", True),
+        ("core_r0.16.0", None, True),
+    ],
+)
+def test_core_mismatch(
+    installed: Callable[[dict[str, str]], None], branch: str, version: str | None, matches: bool
+) -> None:
+    installed({"megatron-core": version} if version else {})
+    line = core_mismatch(MindSpeed(Path("/clone"), branch, "abc"))
+    assert (line is None) is matches
+    if line is not None:
+        assert "\n" not in line
+        assert branch in line
+        assert f"installed is megatron-core {version}" in line
+        assert "right form" in line
+        assert "--force" in line
+
+
+def test_every_missing_package_is_named_with_the_wanted_version(installed: Callable[[dict[str, str]], None]) -> None:
+    pins = read_pins(STACKS / f"{DEFAULT_STACK}.txt")
+    installed(dict.fromkeys(NEEDED, "1"))
+    require()
+    installed(dict.fromkeys([name for name in NEEDED if name not in ("verl", "megatron-core")], "1"))
+    with pytest.raises(UsageFault) as fault:
+        require()
+    text = str(fault.value)
+    assert "\n" not in text
+    assert text.startswith(f"missing: {pins['verl']}, {pins['megatron-core']}; ")
+    assert f"pip install -r stacks/{DEFAULT_STACK}.txt" in text
+    installed({})
+    with pytest.raises(UsageFault) as fault:
+        require()
+    assert all(str(pins[name]) in str(fault.value) for name in NEEDED)
+
+
+def test_unknown_stack_names_those_that_there_are() -> None:
+    with pytest.raises(UsageFault, match=rf"stacks/nope\.txt: cannot be read .*there are: .*{DEFAULT_STACK}"):
+        require("nope")
+
+
+@pytest.mark.parametrize("path", sorted(STACKS.glob("*.txt")), ids=lambda path: path.stem)
+def test_stored_pins_are_exact(path: Path) -> None:
+    for name, requirement in read_pins(path).items():
+        assert [s.operator for s in requirement.specifier] == ["=="], f"{name} in {path.name}"
+
+
+def test_default_stack_pins_all_that_is_needed() -> None:
+    assert set(NEEDED) <= set(read_pins(STACKS / f"{DEFAULT_STACK}.txt"))
+    assert set(NEEDED) <= set(REPORTED)
+
+
+def test_comments_options_and_case_in_pins(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("# words\n\n--extra-index-url x\nMegatron_Core==0.16.1  # why\n", encoding="utf-8")
+    assert {name: str(r.specifier) for name, r in read_pins(path).items()} == {"megatron-core": "==0.16.1"}
+
+
+@pytest.mark.parametrize("text", ["verl=0.9.1", "verl==", "==1", "../verl"])
+def test_line_that_is_no_requirement_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "broken.txt"
+    path.write_text(f"torch==2.13.0\n# comment\n{text}\n", encoding="utf-8")
+    with pytest.raises(UsageFault) as fault:
+        read_pins(path)
+    assert str(fault.value).startswith(f"stacks/broken.txt:3: {text!r} is no requirement")
+    assert "\n" not in str(fault.value)
+
+
+def test_pins_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "binary.txt"
+    path.write_bytes(b"torch==2.13.0\n\xff\xfe\n")
+    with pytest.raises(UsageFault) as fault:
+        read_pins(path)
+    assert str(fault.value).startswith("stacks/binary.txt: ")
+    assert "\n" not in str(fault.value)
+
+
+def test_deviations_from_the_pins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_text("torch==2.13.0\nverl==0.9.1\nmegatron-core==0.16.1\n", encoding="utf-8")
+    monkeypatch.setattr(stack, "STACKS", tmp_path)
+    packages = (
+        Package("torch", "2.13.0+cpu"),  # a local build label is the same version
+        Package("verl", "0.9.0"),
+        Package("megatron-core", "0.16.1"),
+        Package("mindspeed", "core_r0.16.0"),  # nothing pins it
+    )
+    assert deviations(packages, "s") == ["verl 0.9.0 (the stack pins ==0.9.1)"]
+
+
+def test_version_that_is_none_is_a_deviation_not_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "s.txt").write_text("verl==0.9.1\n", encoding="utf-8")
+    monkeypatch.setattr(stack, "STACKS", tmp_path)
+    assert deviations((Package("verl", "unknown"),), "s") == ["verl unknown (the stack pins ==0.9.1)"]

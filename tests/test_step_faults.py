@@ -1,0 +1,141 @@
+"""The real step through the real checks, with faults planted in the ranks: each must turn its check red, as what it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from conformance import parity
+from conformance.backend import BackendSpec
+from conformance.checks import run_check
+from conformance.config import Role
+from conformance.matrix import load_matrix
+from conformance.results import CheckRecord
+from conformance.runner import Runner, mask_of, results_of, scales_of
+from conformance.step import StepSpec
+
+pytestmark = pytest.mark.stack
+
+ROWS = load_matrix()
+SOUND = "conformance.step:run"
+ARR = "actor_rollout_ref"
+
+
+class FaultyRunner(Runner):
+    """A runner whose step can be exchanged between checks."""
+
+    def plant(self, fault: str | None, *, keep_baseline: bool = True) -> None:
+        """From now on ranks run `faulty_steps:run_<fault>`, or the sound step for None. What they ran before is forgotten."""
+        self._step_target = f"faulty_steps:run_{fault}" if fault else SOUND
+        # Faults spare runs on one rank, so those need not be repeated.
+        self._reports = {s: r for s, r in self._reports.items() if keep_baseline and s.world_size == 1}
+        if not keep_baseline:
+            self._checked.clear()
+
+    def check(self, row: str, check: str, role: Role = "actor", variant: str = "documented") -> CheckRecord:
+        precision = "float32" if check == "parity" else None
+        return run_check(self, ROWS[row], role, variant, check, precision)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[FaultyRunner]:
+    with FaultyRunner(BackendSpec("plain", "emulated")) as runner:
+        runner.start()
+        yield runner
+
+
+@pytest.fixture
+def runner(started: FaultyRunner) -> Iterator[FaultyRunner]:
+    yield started
+    started.plant(None)
+
+
+# fault, row, variant, role, the quantity that must be named first
+PARITY = [
+    ("no_causal_mask", "tp", "documented", "actor", "log_probs"),
+    ("no_causal_mask", "tp", "documented", "ref", "log_probs"),
+    ("wrong_epsilon", "tp", "documented", "actor", "log_probs"),
+    ("shifted_labels", "pp", "documented", "actor", "log_probs"),
+    ("wrong_kv_heads", "pp", "documented", "actor", "log_probs"),
+    ("dropped_mask", "pp", "documented", "actor", "loss"),
+    ("wrong_cp_positions", "cp", "documented", "actor", "log_probs"),
+    ("unordered_experts", "ep", "documented", "actor", "log_probs"),
+    ("missing_tp_reduction", "sp", "documented", "actor", "grad_norm"),
+    ("missing_dp_reduction", "distributed-optimizer", "effective", "actor", "grad_norm"),
+    ("skipping_optimizer", "distributed-optimizer", "effective", "actor", "weights"),
+]
+CASES = sorted({(row, variant, role) for _f, row, variant, role, _q in PARITY})
+
+
+@pytest.mark.parametrize(("row", "variant", "role"), CASES)
+def test_sound_step_is_green(runner: FaultyRunner, row: str, variant: str, role: Role) -> None:
+    record = runner.check(row, "parity", role, variant)
+    assert record.outcome == "pass", record
+
+
+@pytest.mark.parametrize(("fault", "row", "variant", "role", "quantity"), PARITY)
+def test_wrong_numbers_fail(
+    runner: FaultyRunner, fault: str, row: str, variant: str, role: Role, quantity: str
+) -> None:
+    runner.plant(fault)
+    record = runner.check(row, "parity", role, variant)
+    assert record.outcome == "fail", record
+    assert record.summary.startswith(f"{quantity} differs by"), record
+
+
+@pytest.mark.parametrize("role", ["actor", "ref"])
+def test_ignored_key_has_no_effect(runner: FaultyRunner, role: Role) -> None:
+    assert runner.check("tp", "engaged", role).outcome == "pass"
+    runner.plant("ignored_key")
+    record = runner.check("tp", "engaged", role)
+    assert record.outcome == "no_effect", record
+    # The numbers are right all the same: parity alone would not see it.
+    assert runner.check("tp", "parity", role).outcome == "pass"
+
+
+def test_ignored_key_of_the_optimizer_is_not_green(runner: FaultyRunner) -> None:
+    assert runner.check("distributed-optimizer", "engaged", variant="effective").outcome == "pass"
+    runner.plant("ignored_key")
+    record = runner.check("distributed-optimizer", "engaged", variant="effective")
+    assert record.outcome == "always_on", record  # what is ignored is `off`: it is verl's default to have it on
+
+
+@pytest.mark.parametrize("fault", ["wrong_baseline", "wrong_baseline_everywhere"])
+def test_wrong_baseline_ends_in_error(started: FaultyRunner, fault: str) -> None:
+    try:
+        started.plant(fault, keep_baseline=False)
+        record = started.check("tp", "parity")
+    finally:
+        started.plant(None, keep_baseline=False)
+    assert record.outcome == "error", record
+    assert record.summary.startswith("BaselineFault: the baseline for dense, actor is not Hugging Face's model"), record
+    assert "log_probs differs by" in record.summary
+
+
+def test_our_own_failure_is_an_error(runner: FaultyRunner) -> None:
+    runner.plant("failing_backend")
+    for check in ("engaged", "parity"):
+        record = runner.check("tp", check)
+        assert record.outcome == "error", record
+        assert record.exception is not None
+        assert record.exception.owner == "conformance"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_padded_input_agrees_with_the_packed_baseline(runner: FaultyRunner, size: int) -> None:
+    parallel = tuple(f"{ARR}.{role}.megatron.tensor_model_parallel_size={size}" for role in ("actor", "ref"))
+    report = runner.step("actor", "dense", size, (f"{ARR}.model.use_remove_padding=False", *parallel))
+    assert report.ok, report.reason
+    numbers, baseline = parity.collect(results_of(report)), runner.baseline("dense", "actor", "float32")
+    truth = runner.truth("dense", "actor")
+    figures = parity.compare(
+        numbers, baseline, truth, mask_of("dense"), "reordered", "float32", scales_of("dense")
+    )
+    assert all(figure.ok for figure in figures), figures
+
+
+def test_equal_cases_run_once(runner: FaultyRunner) -> None:
+    first = runner.step("ref", "dense", 1)
+    assert runner.step("ref", "dense", 1) is first
+    assert StepSpec("ref", "dense", 1, (), checkpoint=runner._checkpoints["dense"]) in runner._reports
