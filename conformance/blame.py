@@ -59,10 +59,10 @@ def kind_of(raised: Raised, keys: Iterable[str]) -> Kind:
     if owner_of(raised) == "conformance":
         return "error"
     innermost = raised.frames[-1] if raised.frames else None
-    if innermost is not None and _upstream(innermost):
-        # The line of an assert that spans several is the one that was being evaluated.
-        if _DELIBERATE.search(innermost.source) or raised.type == "AssertionError":
-            return "refused"
+    # The line of an assert that spans several lines is the one that was being evaluated: there only the type tells.
+    deliberate = raised.type == "AssertionError" or (innermost and _DELIBERATE.search(innermost.source))
+    if innermost is not None and _upstream(innermost) and deliberate:
+        return "refused"
     leaves = {key.rpartition(".")[2] for key in keys}
     named = any(f"'{leaf}'" in raised.message for leaf in leaves)
     return "refused" if named and raised.type in ("TypeError", "AttributeError") else "crash"

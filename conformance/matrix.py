@@ -45,7 +45,7 @@ _TARGET = rf"{_DOTTED}:{_DOTTED}"
 #: Fact family -> the form of what follows the first dot. `conformance.probes` produces these facts.
 _FAMILIES = {
     "groups": _GROUP,
-    "collectives": _GROUP + r"\.(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|reduce|send|recv)",
+    "collectives": _GROUP + r"\.(all_reduce|all_gather|reduce_scatter|all_to_all|broadcast|reduce|send|recv|any)",
     "ops": r"[a-z_][a-z0-9_]*",
     "modules": _DOTTED,
     "layers": "(count|first)",

@@ -7,6 +7,7 @@ spare runs on one rank: the baseline stays sound.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -15,8 +16,6 @@ from conformance.step import StepResult, StepSpec
 
 if TYPE_CHECKING:
     from conformance.ranks import RankContext
-
-Step = Callable[[StepSpec, "RankContext"], StepResult]
 
 
 def run_no_causal_mask(spec: StepSpec, context: RankContext) -> StepResult:
@@ -76,7 +75,7 @@ def run_missing_dp_reduction(spec: StepSpec, context: RankContext) -> StepResult
 
             return faulty
 
-        buffer.dist_reduce_scatter_func = own_shard
+        _replace(buffer, "dist_reduce_scatter_func", lambda _reduce: own_shard)
         _replace(buffer._ParamAndGradBucketGroup, "start_grad_sync", quiet)
     return step.run(spec, context)
 
@@ -84,26 +83,23 @@ def run_missing_dp_reduction(spec: StepSpec, context: RankContext) -> StepResult
 def run_missing_tp_reduction(spec: StepSpec, context: RankContext) -> StepResult:
     """Under sequence parallelism the norms' gradients are not summed over the tensor-parallel ranks."""
     if spec.world_size > 1:
-        from megatron.core.distributed import finalize_model_grads
-
-        finalize_model_grads._allreduce_non_tensor_model_parallel_grads = lambda *_args, **_kw: None
+        # By name: the package has a function that hides this module.
+        module = importlib.import_module("megatron.core.distributed.finalize_model_grads")
+        _replace(module, "_allreduce_non_tensor_model_parallel_grads", lambda _reduce: lambda *_args, **_kw: None)
     return step.run(spec, context)
 
 
 def run_skipping_optimizer(spec: StepSpec, context: RankContext) -> StepResult:
     """Rank 1 leaves out one parameter (or its shard of it) when it updates."""
     if spec.world_size > 1 and context.rank == 1:
-        from megatron.core.optimizer.optimizer import MegatronOptimizer, MixedPrecisionOptimizer
+        _skip_first_parameter()
+    return step.run(spec, context)
 
-        def skip(step_with: Any) -> Any:
-            def faulty(self: Any) -> Any:
-                self.optimizer.param_groups[0]["params"][0].grad = None
-                return step_with(self)
 
-            return faulty
-
-        assert issubclass(MixedPrecisionOptimizer, MegatronOptimizer)
-        _replace(MixedPrecisionOptimizer, "step_with_ready_grads", skip)
+def run_skipping_optimizer_on_rank_0(spec: StepSpec, context: RankContext) -> StepResult:
+    """The same on rank 0."""
+    if spec.world_size > 1 and context.rank == 0:
+        _skip_first_parameter()
     return step.run(spec, context)
 
 
@@ -186,6 +182,21 @@ def run_failing_backend(spec: StepSpec, context: RankContext) -> StepResult:
 
         _replace(attention.DotProductAttention, "_packed", lambda packed: lambda self, *_args: packed(self, None))
     return step.run(spec, context)
+
+
+def _skip_first_parameter() -> None:
+    """Adam passes over a parameter that has no gradient."""
+    from megatron.core.optimizer.optimizer import FP32Optimizer, MixedPrecisionOptimizer
+
+    def skip(step_with: Any) -> Any:
+        def faulty(self: Any) -> Any:
+            self.optimizer.param_groups[0]["params"][0].grad = None
+            return step_with(self)
+
+        return faulty
+
+    for optimizer in (FP32Optimizer, MixedPrecisionOptimizer):
+        _replace(optimizer, "step_with_ready_grads", skip)
 
 
 def _replace(owner: Any, name: str, faulty: Callable[[Any], Any]) -> None:

@@ -24,9 +24,7 @@ def trace_collectives(_payload: object, context: RankContext) -> tuple[Facts, Fa
 
     from conformance.probes.trace import DispatchTrace
 
-    dist.init_process_group(
-        "gloo", init_method=context.rendezvous, rank=context.rank, world_size=context.world_size
-    )
+    dist.init_process_group("gloo", init_method=context.rendezvous, rank=context.rank, world_size=context.world_size)
     pair = dist.new_group([0, 1])
     alone = [dist.new_group([rank]) for rank in range(2)][context.rank]
     ones = torch.ones(4)
@@ -50,7 +48,10 @@ def trace_collectives(_payload: object, context: RankContext) -> tuple[Facts, Fa
         ones.add(1)  # no collective
     dist.all_reduce(ones, group=pair)  # not traced: after
     dist.destroy_process_group()
-    return trace.facts({pair.group_name: "tp"}), {"gathered": float(gathered.sum()), "scattered": float(scattered.sum())}
+    return trace.facts({pair.group_name: "tp"}), {
+        "gathered": float(gathered.sum()),
+        "scattered": float(scattered.sum()),
+    }
 
 
 def trace_backward(_payload: object, context: RankContext) -> Facts:
@@ -62,22 +63,22 @@ def trace_backward(_payload: object, context: RankContext) -> Facts:
 
     class Reduce(torch.autograd.Function):
         @staticmethod
-        def forward(_context: object, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def forward(_context: object, x: torch.Tensor) -> torch.Tensor:
             return x.clone()
 
         @staticmethod
-        def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        def backward(_context: object, gradient: torch.Tensor) -> torch.Tensor:
             gradient = gradient.clone()
             dist.all_reduce(gradient)
             return gradient
 
-    dist.init_process_group(
-        "gloo", init_method=context.rendezvous, rank=context.rank, world_size=context.world_size
-    )
+    dist.init_process_group("gloo", init_method=context.rendezvous, rank=context.rank, world_size=context.world_size)
     x = torch.ones(3, requires_grad=True)
     with DispatchTrace() as trace:
-        Reduce.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+        y: torch.Tensor = Reduce.apply(x)  # type: ignore[no-untyped-call]
+        y.sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None
     assert x.grad.tolist() == [2.0] * 3
     dist.destroy_process_group()
-    return trace.facts({})
+    facts: Facts = trace.facts({})
+    return facts

@@ -32,7 +32,11 @@ def raised(kind: str, message: str, *frames: tuple[str, str]) -> Raised:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A source checkout of MindSpeed in a directory of the package's own name, and one of Megatron-LM."""
     root = tmp_path_factory.mktemp("mindspeed")
-    for file in ("mindspeed/__init__.py", "mindspeed/core/fusions/rms_norm.py", "Megatron-LM/megatron/core/__init__.py"):
+    for file in (
+        "mindspeed/__init__.py",
+        "mindspeed/core/fusions/rms_norm.py",
+        "Megatron-LM/megatron/core/__init__.py",
+    ):
         (root / file).parent.mkdir(parents=True, exist_ok=True)
         (root / file).touch()
     yield root  # noqa: PT022
@@ -108,7 +112,12 @@ def test_text_that_names_a_key_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    ["plain/site/transformer_engine/pytorch/attention.py", "npu/__init__.py", "npu/site/torch_npu/__init__.py", "step.py"],
+    [
+        "plain/site/transformer_engine/pytorch/attention.py",
+        "npu/__init__.py",
+        "npu/site/torch_npu/__init__.py",
+        "step.py",
+    ],
 )
 def test_failure_inside_this_project_is_an_error(file: str) -> None:
     error = raised("RuntimeError", "no", (CORE, "super().forward(x)"), (str(HERE / file), "raise RuntimeError(x)"))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from conformance.engaged import differing, holds_on, judge
 from conformance.matrix import Evidence
-from conformance.probes import Facts
+from conformance.probes import Fact, Facts
 
 OPS = Evidence.model_validate({"fact": "ops.npu_swiglu", "on": "> 0", "off": "== 0"})
 GROUP = Evidence.model_validate({"fact": "groups.tp", "on": "== 2", "off": "== 1"})
@@ -127,7 +127,7 @@ def test_runs_of_unequal_size_are_never_compared() -> None:
 
 
 NAMES = ["ops.npu_swiglu", "groups.tp", "optimizer.shard_elements", "collectives.pp.send", "optimizer.class"]
-VALUES = st.one_of(st.integers(0, 3), st.sampled_from(["a.B", "a.C"]))
+VALUES: st.SearchStrategy[Fact] = st.one_of(st.integers(0, 3), st.sampled_from(["a.B", "a.C"]))
 FACTS = st.dictionaries(st.sampled_from(NAMES), VALUES)
 EVIDENCE = st.lists(st.sampled_from([OPS, GROUP, SMALLER, ANY, CLASS]), max_size=3)
 

@@ -152,9 +152,13 @@ def test_module_that_does_not_exist_counts_none() -> None:
 
 
 def test_profile_ends_with_an_exception(module: types.ModuleType) -> None:
-    with pytest.raises(ZeroDivisionError), CallCounter(["conformance_counted:plain"]) as counter:
+    def fail() -> None:
         module.plain(1)
         raise ZeroDivisionError
+
+    counter = CallCounter(["conformance_counted:plain"])
+    with pytest.raises(ZeroDivisionError), counter:
+        fail()
     assert sys.getprofile() is None
     assert counter.facts() == {"calls.conformance_counted:plain": 1}
 

@@ -66,9 +66,13 @@ class DispatchTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return
 
     def facts(self, labels: Mapping[str, str]) -> Facts:
-        """`ops.*` and `collectives.*`; `labels` maps a process group's name to tp, pp, ...; groups without one are `other`."""
+        """`ops.*` and `collectives.*`; `labels` maps a process group's name to tp, pp, ...; groups without one are `other`.
+
+        `any` counts every collective of a group.
+        """
         facts: Facts = {f"ops.{name}": count for name, count in self.ops.items()}
         for (group, operation), count in self.collectives.items():
-            key = f"collectives.{labels.get(group, 'other')}.{operation}"
-            facts[key] = float(facts.get(key, 0)) + count
+            for key in (operation, "any"):
+                name = f"collectives.{labels.get(group, 'other')}.{key}"
+                facts[name] = float(facts.get(name, 0)) + count
         return facts

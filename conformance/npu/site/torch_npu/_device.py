@@ -111,14 +111,6 @@ def _tensor_to(original: Callable[..., Any]) -> Callable[..., Any]:
     return to
 
 
-def _module_to(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
-        return original(self, *_first_to_cpu(args), **_device_to_cpu(kwargs))  # type: ignore[no-any-return]
-
-    return to
-
-
 def _first_to_cpu(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Positional arguments of a `to` call: only the first can be a device, and there an int is one."""
     return (to_cpu(args[0]), *args[1:]) if args else ()
@@ -249,7 +241,8 @@ def install() -> None:
     tensor.is_npu = property(lambda self: True)  # noqa: ARG005
     tensor.record_stream = _record_stream
     tensor.type = _type(torch.Tensor.type)
+    storage: Any = torch.UntypedStorage
+    storage.to = redirected(torch.UntypedStorage.to)
     module: Any = torch.nn.Module
-    module.to = _module_to(torch.nn.Module.to)
     module.to_empty = redirected(torch.nn.Module.to_empty)
     module.npu = _to_npu

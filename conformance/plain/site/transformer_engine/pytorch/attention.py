@@ -152,29 +152,23 @@ class DotProductAttention(nn.Module):
         if size > 1:
             key, value = self._gather(key), self._gather(value)
         out = query.new_zeros(local, query.shape[1], value.shape[2])
-        pieces: list[tuple[int, Tensor]] = []
         for start, end, length in zip(starts[:-1], starts[1:], lengths, strict=True):
-            span = end - start
-            if span == 0:
+            if start == end:
                 continue
-            here = positions(span, rank, size, query.device)
+            here = positions(end - start, rank, size, query.device)
             # Row of token p of the sequence in the gathered keys: its rank's block, then its place in the rank's share.
-            rows = torch.empty(span, dtype=torch.long, device=query.device)
+            rows = torch.empty(end - start, dtype=torch.long, device=query.device)
             for other in range(size):
-                share = positions(span, other, size, query.device)
+                share = positions(end - start, other, size, query.device)
                 rows[share] = other * local + start // size + torch.arange(len(share), device=query.device)
-            columns = torch.arange(span, device=query.device)
-            forbidden = (columns >= length).expand(len(here), span)
+            # Padding is left out rather than masked: whatever it holds, NaN too, reaches neither values nor gradients.
+            mine = start // size + torch.nonzero(here < length).flatten()
+            rows = rows[:length]
+            forbidden: Tensor | None = None
             if mask_type in CAUSAL:
-                forbidden = forbidden | (columns[None, :] > here[:, None])
-            forbidden = forbidden | (here >= length)[:, None]
-            begin = start // size
-            q = query[begin : begin + len(here)].transpose(0, 1)
-            result = attend(q, key[rows].transpose(0, 1), value[rows].transpose(0, 1), forbidden, self.softmax_scale)
-            pieces.append((begin, result.transpose(0, 1)))
-        if pieces:
-            index = torch.cat([torch.arange(b, b + p.shape[0], device=query.device) for b, p in pieces])
-            out = out.index_copy(0, index, torch.cat([p for _b, p in pieces]))
+                forbidden = torch.arange(length, device=query.device) > here[here < length][:, None]
+            q, k, v = (t.transpose(0, 1) for t in (query[mine], key[rows], value[rows]))
+            out = out.index_copy(0, mine, attend(q, k, v, forbidden, self.softmax_scale).transpose(0, 1))
         return out.reshape(local, -1)
 
     def _padded(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, mask_type: str) -> Tensor:
