@@ -196,9 +196,7 @@ def _weights(case: Numbers, baseline: Numbers, truth: Numbers, rule: _Rule) -> F
         shape, wanted = tuple(case.weights[name].shape), tuple(baseline.weights[name].shape)
         if shape != wanted:
             return Figure("weights", math.inf, 0.0, f"{name}: shape {shape}, wanted {wanted}")
-        sides = _Sides(
-            *(weights[name].double().flatten() for weights in (case.weights, baseline.weights, truth.weights))
-        )
+        sides = _Sides(*(weights[name].double().flatten() for weights in (case.weights, baseline.weights, truth.weights)))
         largest = float(sides.baseline.abs().max())
         relative = 2.0 * UNIT_ROUNDOFF[rule.precision] + step / max(largest, torch.finfo(torch.float32).tiny)
         figure = rule.judge("weights", sides, relative, _element_name(name))

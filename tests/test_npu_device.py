@@ -213,8 +213,8 @@ def generators_stay_classes() -> None:
     assert isinstance(torch.default_generator, torch.Generator)
     assert not isinstance(1, torch.Generator)
     for device in ("npu", torch.device("npu:0"), "cpu"):
-        generator: Any = torch.Generator(device=device)
-        assert isinstance(generator, torch.Generator)
+        assert isinstance(torch.Generator(device=device), torch.Generator)
+        generator = torch.Generator(device=device)
         assert torch.rand(2, generator=generator.manual_seed(3)).tolist() == (
             torch.rand(2, generator=torch.Generator().manual_seed(3)).tolist()
         )

@@ -142,7 +142,8 @@ class DotProductAttention(nn.Module):
         """(local, ...) of every context-parallel rank -> (size*local, ...), rank after rank; backward reduce-scatters."""
         from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 
-        return gather_from_sequence_parallel_region(x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group)
+        out: Tensor = gather_from_sequence_parallel_region(x.contiguous(), tensor_parallel_output_grad=True, group=self.cp_group)
+        return out
 
     def _packed(self, query: Tensor, key: Tensor, value: Tensor, valid: Tensor, padded: Tensor | None, mask_type: str) -> Tensor:
         rank, size = self._group()

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from transformer_engine.pytorch.norm import layer_norm, rms_norm
+from transformer_engine.pytorch.norm import layer_norm, mark, rms_norm
 from transformer_engine.pytorch.strict import PlainBackendError, refuse
 
 #: Arguments that only tune communication or FP8 on CUDA, at the values that ask for nothing.
@@ -65,17 +65,15 @@ class _Base(nn.Module):
                 self._init_method(weight)
         # Transformer Engine marks every linear weight as parallel, also where megatron-core cut the shards itself
         # (experts): the global grad norm depends on it.
-        weight.tensor_model_parallel = True
-        weight.partition_dim = 1 if self.parallel_mode == "row" else 0
-        weight.partition_stride = 1
+        mark(weight, tensor_model_parallel=True, partition_dim=1 if self.parallel_mode == "row" else 0, partition_stride=1)
         return weight
 
     def _new_bias(self) -> nn.Parameter:
         bias = nn.Parameter(torch.zeros(self.out_features, dtype=self._dtype, device=self._device))
         if self.parallel_mode == "row":
-            bias.sequence_parallel = self.sequence_parallel
+            mark(bias, sequence_parallel=self.sequence_parallel)
         elif self.parallel_mode == "column":
-            bias.tensor_model_parallel, bias.partition_dim, bias.partition_stride = True, 0, 1
+            mark(bias, tensor_model_parallel=True, partition_dim=0, partition_stride=1)
         return bias
 
     def _enter(self, x: Tensor) -> Tensor:
@@ -85,8 +83,10 @@ class _Base(nn.Module):
         from megatron.core import tensor_parallel as tp
 
         if self.sequence_parallel:
-            return tp.gather_from_sequence_parallel_region(x, group=self.tp_group)
-        return tp.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
+            x_out: Tensor = tp.gather_from_sequence_parallel_region(x, group=self.tp_group)
+            return x_out
+        out: Tensor = tp.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
+        return out
 
     def _leave(self, y: Tensor) -> Tensor:
         """Output side of a row-parallel layer: sum the partial products."""
@@ -95,8 +95,10 @@ class _Base(nn.Module):
         from megatron.core import tensor_parallel as tp
 
         if self.sequence_parallel:
-            return tp.reduce_scatter_to_sequence_parallel_region(y, group=self.tp_group)
-        return tp.reduce_from_tensor_model_parallel_region(y, group=self.tp_group)
+            x_out: Tensor = tp.reduce_scatter_to_sequence_parallel_region(y, group=self.tp_group)
+            return x_out
+        out: Tensor = tp.reduce_from_tensor_model_parallel_region(y, group=self.tp_group)
+        return out
 
     def get_extra_state(self) -> Tensor:
         """Transformer Engine keeps FP8 metadata here; without FP8 it is an empty tensor."""
@@ -174,10 +176,10 @@ class LayerNormLinear(Linear):
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
         fill = torch.zeros if zero_centered_gamma else torch.ones
         self.layer_norm_weight = nn.Parameter(fill(in_features, dtype=self._dtype, device=self._device))
-        self.layer_norm_weight.sequence_parallel = self.sequence_parallel
+        mark(self.layer_norm_weight, sequence_parallel=self.sequence_parallel)
         if normalization == "LayerNorm":
             self.layer_norm_bias = nn.Parameter(torch.zeros_like(self.layer_norm_weight))
-            self.layer_norm_bias.sequence_parallel = self.sequence_parallel
+            mark(self.layer_norm_bias, sequence_parallel=self.sequence_parallel)
 
     def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
         if self.normalization == "RMSNorm":

@@ -10,6 +10,12 @@ from torch import Tensor, nn
 from transformer_engine.pytorch.strict import refuse
 
 
+def mark(parameter: nn.Parameter, **attributes: object) -> None:
+    """Set the attributes that megatron-core reads off parameters: how it is sharded, over which group it is reduced."""
+    for name, value in attributes.items():
+        setattr(parameter, name, value)
+
+
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
     """x: (..., h); weight: (h,). x / rms(x) * weight, or * (1 + weight) when zero-centred."""
     wide = torch.promote_types(x.dtype, torch.float32)
@@ -45,7 +51,7 @@ class RMSNorm(nn.Module):
         self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
         fill = torch.zeros if zero_centered_gamma else torch.ones
         self.weight = nn.Parameter(fill(hidden_size, dtype=params_dtype, device=device))
-        self.weight.sequence_parallel = sequence_parallel  # megatron-core reduces such gradients over TP
+        mark(self.weight, sequence_parallel=sequence_parallel)  # megatron-core reduces such gradients over TP
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.zero_centered_gamma)
@@ -57,7 +63,7 @@ class LayerNorm(RMSNorm):
     def __init__(self, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps, **kwargs)
         self.bias = nn.Parameter(torch.zeros_like(self.weight))
-        self.bias.sequence_parallel = self.weight.sequence_parallel
+        mark(self.bias, sequence_parallel=getattr(self.weight, "sequence_parallel"))  # noqa: B009
 
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps, self.zero_centered_gamma)
