@@ -11,25 +11,11 @@ from conformance.errors import ConformanceError, UsageFault
 from conformance.matrix import ROLES, Row, load_matrix
 from conformance.report.short import insert, short_table
 from conformance.results import read_results
-from conformance.report.short import insert, short_table
-from conformance.results import read_results
 
 
 @click.group(help=__doc__)
 def main() -> None:
     """The command group."""
-
-
-@main.command()
-@click.argument("results", type=click.Path(path_type=Path))
-@click.option("--into", type=click.Path(path_type=Path), help="Markdown file with a place for the table (see README.md)")
-def table(results: Path, into: Path | None) -> None:
-    """The short support table of a result set; with --into, written into a Markdown file."""
-    text = short_table(read_results(results), load_matrix().rows)
-    if into is None:
-        click.echo(text)
-    else:
-        insert(into, text)
 
 
 @main.command()

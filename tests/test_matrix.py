@@ -184,9 +184,7 @@ def test_no_bytes_get_past_the_one_line_fault(tmp_path_factory: pytest.TempPathF
 
 def test_on_and_off_are_text_and_only_true_and_false_are_booleans(tmp_path: Path) -> None:
     path = tmp_path / "m.yaml"
-    path.write_text(
-        change("on: 2, off: 1}", "on: yes, off: False}").replace("{en: tensor,", "{en: .inf,"), encoding="utf-8"
-    )
+    path.write_text(change("on: 2, off: 1}", "on: yes, off: False}").replace("{en: tensor,", "{en: .inf,"), encoding="utf-8")
     row = load_matrix(path).rows[0]
     setting = row.documented.settings[0]
     assert (setting.on, setting.off, row.title.en) == ("yes", "False", ".inf")
@@ -333,9 +331,7 @@ def test_override_text(value: bool | int | float | str | None, text: str) -> Non
     | st.booleans()
     | st.integers()
     | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(
-        st.characters(codec="utf-8", exclude_categories=("C", "Z")) | st.sampled_from(" '\\\",=[]{}:"), max_size=12
-    )
+    | st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")) | st.sampled_from(" '\\\",=[]{}:"), max_size=12)
 )
 def test_hydra_reads_back_what_was_written(value: bool | int | float | str | None) -> None:
     from hydra.core.override_parser.overrides_parser import OverridesParser

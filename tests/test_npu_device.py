@@ -374,9 +374,7 @@ def on_two_ranks(backend: str, work: Callable[[int], None]) -> None:
         if child == 0:
             code = 1
             try:
-                torch.distributed.init_process_group(
-                    backend, init_method=f"file://{folder}/store", rank=rank, world_size=2
-                )
+                torch.distributed.init_process_group(backend, init_method=f"file://{folder}/store", rank=rank, world_size=2)
                 work(rank)
                 torch.distributed.destroy_process_group()
                 code = 0
@@ -497,9 +495,7 @@ def attempts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
     folder = tmp_path_factory.mktemp("npu")
     code = f"import sys, pathlib, test_npu_device as t; t.serve(pathlib.Path({str(folder)!r}))"
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found: dict[str, list[str]] = json.loads((folder / "attempts.json").read_text())
     return found

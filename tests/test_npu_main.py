@@ -62,8 +62,7 @@ def test_script_gets_its_arguments_and_directory(tmp_path: Path) -> None:
 def test_module_gets_its_arguments_and_children_the_emulation(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "__main__.py").write_text(
-        SHOW
-        + "import subprocess\nsubprocess.run([sys.executable, '-c', 'import torch_npu; print(torch_npu.__version__)'])\n"
+        SHOW + "import subprocess\nsubprocess.run([sys.executable, '-c', 'import torch_npu; print(torch_npu.__version__)'])\n"
     )
     done = command("--npu=emulated", "-m", "pack", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -132,9 +131,7 @@ def test_a_real_torch_npu_is_left_alone(tmp_path: Path, mode: str, body: str, ex
 def test_an_auto_that_looks_nowhere_would_be_seen(tmp_path: Path) -> None:
     """The planted fault of the test above: an `auto` that does not look for a real torch_npu gives the emulation."""
     real = fake_real(tmp_path / "real", WORKS)
-    code = (
-        "from conformance import npu; npu._has_real = lambda: False; print(npu.activate('auto', mindspeed=False).name)"
-    )
+    code = "from conformance import npu; npu._has_real = lambda: False; print(npu.activate('auto', mindspeed=False).name)"
     assert run("-c", code, cwd=tmp_path, path=(real,)).stdout == "emulated\n"
 
 

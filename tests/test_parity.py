@@ -45,9 +45,7 @@ def truth_numbers() -> Numbers:
     log_probs[0, 0] = -8.0
     entropy = 1.0 + torch.rand(ROWS, COLUMNS, generator=generator, dtype=torch.float64)
     entropy[0, 1] = 4.0
-    weights = {
-        name: torch.rand(4, 6, generator=generator, dtype=torch.float64) for name in ("lm_head.weight", PARAMETER)
-    }
+    weights = {name: torch.rand(4, 6, generator=generator, dtype=torch.float64) for name in ("lm_head.weight", PARAMETER)}
     weights[PARAMETER][0, 0] = 2.0
     weights["lm_head.weight"][0, 0] = 2.0
     return Numbers(log_probs, entropy, 0.25, 3.0, weights)

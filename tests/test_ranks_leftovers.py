@@ -132,9 +132,7 @@ def test_warm_process_killed_in_a_job(mark: str) -> None:
         assert isinstance(warm, int)
         killer = threading.Timer(0.2, os.kill, (warm, signal.SIGKILL))
         killer.start()
-        with pytest.raises(
-            ServerFault, match=r"the rank server died in job 'doomed': it was killed by SIGKILL"
-        ) as caught:
+        with pytest.raises(ServerFault, match=r"the rank server died in job 'doomed': it was killed by SIGKILL") as caught:
             server.run(Job("doomed", "ranks_targets:leave_behind", ("group", "daemon", "wait"), 2, 20))
         killer.join()
         assert "the warm process was killed by SIGKILL" in caught.value.log

@@ -31,9 +31,7 @@ HEADER = Header(
     rows=tuple(MATRIX.ids()),
     complete_selection=True,
 )
-HOSTILE = (
-    "a|b\\|c\n`code` <script>alert(1)</script> *x* _y_ [l](http://h) ![i](u) ~~s~~ &lt; # $m$ \x1b[31m\u202e end\\"
-)
+HOSTILE = "a|b\\|c\n`code` <script>alert(1)</script> *x* _y_ [l](http://h) ![i](u) ~~s~~ &lt; # $m$ \x1b[31m\u202e end\\"
 LANGUAGES: tuple[Language, ...] = ("en", "zh")
 
 
@@ -199,9 +197,7 @@ def test_hostile_results_stay_in_their_place() -> None:
     assert "\x1b" not in page
 
 
-@pytest.mark.parametrize(
-    "weird", [{"forms": 3}, {"forms": {}}, {"evidence": "x"}, {"figures": []}, {"how_to_run": None}]
-)
+@pytest.mark.parametrize("weird", [{"forms": 3}, {"forms": {}}, {"evidence": "x"}, {"figures": []}, {"how_to_run": None}])
 def test_detail_of_another_shape_is_left_out(weird: dict[str, object]) -> None:
     tame, odd = records("tp")[0], replace(records("tp")[0], detail=weird)  # type: ignore[arg-type]
     assert render(results(odd), MATRIX.rows, "en") == render(results(tame), MATRIX.rows, "en")
@@ -217,9 +213,7 @@ def test_the_details_give_what_one_needs_to_act() -> None:
             ]
         },
     )
-    engaged = replace(
-        records("sp")[1], outcome="not_run", summary="no MindSpeed", detail={"how_to_run": "pytest --row sp"}
-    )
+    engaged = replace(records("sp")[1], outcome="not_run", summary="no MindSpeed", detail={"how_to_run": "pytest --row sp"})
     raised = UpstreamException("TypeError", "unexpected keyword", "a.py:7 __init__", "MindSpeed")
     parity = replace(records("sp")[2], outcome="crash", exception=raised, detail={"figures": {"log_prob": 4.8e-07}})
     page = render(results(accepted, engaged, parity), MATRIX.rows, "en")

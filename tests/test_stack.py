@@ -139,9 +139,7 @@ def test_core_series_is_what_the_branch_states(branch: str | None, series: str |
         ("core_r0.16.0", None, True),
     ],
 )
-def test_core_mismatch(
-    installed: Callable[[dict[str, str]], None], branch: str, version: str | None, matches: bool
-) -> None:
+def test_core_mismatch(installed: Callable[[dict[str, str]], None], branch: str, version: str | None, matches: bool) -> None:
     installed({"megatron-core": version} if version else {})
     line = core_mismatch(MindSpeed(Path("/clone"), branch, "abc"))
     assert (line is None) is matches

@@ -92,9 +92,7 @@ def test_sound_step_is_green(runner: FaultyRunner, row: str, variant: str, role:
 
 
 @pytest.mark.parametrize(("fault", "row", "variant", "role", "quantity"), PARITY)
-def test_wrong_numbers_fail(
-    runner: FaultyRunner, fault: str, row: str, variant: str, role: Role, quantity: str
-) -> None:
+def test_wrong_numbers_fail(runner: FaultyRunner, fault: str, row: str, variant: str, role: Role, quantity: str) -> None:
     runner.plant(fault)
     record = runner.check(row, "parity", role, variant)
     assert record.outcome == "fail", record

@@ -1,5 +1,5 @@
-"""Stands for transformer_engine.common."""
+"""Names only: see `recipe`."""
 
-from transformer_engine.common import recipe
+from . import recipe
 
 __all__ = ["recipe"]

@@ -1,36 +1,30 @@
-"""Stands for transformer_engine.common.recipe: names that megatron-core refers to at import. There is no FP8 here."""
+"""FP8 recipes: names that megatron-core subclasses or tests against. None can be made, as there is no FP8 here."""
 
 from __future__ import annotations
 
-from enum import Enum
-from typing import Any
+import enum
 
-from transformer_engine.pytorch.strict import PlainBackendError
-
-
-class Format(Enum):
-    """The FP8 formats by name; nothing computes in them."""
-
-    E4M3 = "E4M3"
-    HYBRID = "HYBRID"
+from ..errors import Unsupported
 
 
-class _NoRecipe:
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        raise PlainBackendError(f"{type(self).__name__}: the plain backend has no FP8")
+class Format(enum.Enum):
+    """What an FP8 recipe is made with."""
+
+    E4M3 = "e4m3"
+    HYBRID = "hybrid"
 
 
-class DelayedScaling(_NoRecipe):
-    """Raises when made."""
+class DelayedScaling(Unsupported):
+    """Base of megatron-core's TEDelayedScaling."""
 
 
-class Float8CurrentScaling(_NoRecipe):
-    """Raises when made."""
+class Float8CurrentScaling(Unsupported):
+    """Per-tensor scaling."""
 
 
-class Float8BlockScaling(_NoRecipe):
-    """Raises when made."""
+class Float8BlockScaling(Unsupported):
+    """Scaling by blocks."""
 
 
-class MXFP8BlockScaling(_NoRecipe):
-    """Raises when made."""
+class MXFP8BlockScaling(Unsupported):
+    """Scaling by blocks of 32."""

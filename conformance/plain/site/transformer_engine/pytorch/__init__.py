@@ -1,10 +1,11 @@
-"""Stands for transformer_engine.pytorch."""
+"""The layers that megatron-core subclasses, and the modules that it imports."""
 
-from transformer_engine.pytorch import distributed, fp8, ops, tensor
-from transformer_engine.pytorch.attention import DotProductAttention
-from transformer_engine.pytorch.fp8 import fp8_autocast, fp8_model_init
-from transformer_engine.pytorch.linear import GroupedLinear, LayerNormLinear, Linear
-from transformer_engine.pytorch.norm import LayerNorm, RMSNorm
+from . import attention, distributed, fp8, ops, tensor
+from .attention import DotProductAttention
+from .fp8 import fp8_autocast, fp8_model_init
+from .grouped import GroupedLinear
+from .linear import LayerNormLinear, Linear
+from .norm import LayerNorm, RMSNorm
 
 __all__ = [
     "DotProductAttention",
@@ -13,6 +14,7 @@ __all__ = [
     "LayerNormLinear",
     "Linear",
     "RMSNorm",
+    "attention",
     "distributed",
     "fp8",
     "fp8_autocast",

@@ -1,33 +1,32 @@
-"""Stands for transformer_engine.pytorch.distributed."""
+"""What megatron-core imports from Transformer Engine's `distributed` for FP8 recompute and CUDA graphs. None is
+supported.
+
+Recompute itself is megatron-core's own unless FP8 is on, and its own random-state tracker is the default.
+"""
 
 from __future__ import annotations
 
-import contextlib
-from typing import Any
+from typing import Any, NoReturn
 
-from transformer_engine.pytorch.strict import PlainBackendError
-
-
-class CudaRNGStatesTracker:
-    """Raises when made: megatron-core's own tracker is the one in use unless use_te_rng_tracker is set."""
-
-    def __init__(self) -> None:
-        raise PlainBackendError("use_te_rng_tracker: the plain backend has no RNG tracker of its own")
+from ..errors import PlainBackendError, Unsupported
 
 
-def activation_recompute_forward(
-    activation_recompute: bool = False, recompute_phase: bool = False
-) -> contextlib.AbstractContextManager[None]:
-    """Tells FP8 modules about recomputation; there are none, so there is nothing to tell."""
-    del activation_recompute, recompute_phase
-    return contextlib.nullcontext()
+class CudaRNGStatesTracker(Unsupported):
+    """Base of megatron-core's TECudaRNGStatesTracker (`te_rng_tracker`)."""
 
 
-def checkpoint(*_args: Any, **_kwargs: Any) -> None:
-    """megatron-core calls this with FP8 only."""
-    raise PlainBackendError("checkpoint: the plain backend has no FP8")
+def checkpoint(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """megatron-core recomputes through this under FP8 only."""
+    raise PlainBackendError("plain backend: distributed.checkpoint serves FP8 recompute, which is not supported")
 
 
-def get_all_rng_states() -> dict[str, Any]:
-    """megatron-core calls this with use_te_rng_tracker only."""
-    raise PlainBackendError("use_te_rng_tracker: the plain backend has no RNG tracker of its own")
+def activation_recompute_forward(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """megatron-core enters this under FP8 only."""
+    raise PlainBackendError(
+        "plain backend: distributed.activation_recompute_forward serves FP8 recompute, which is not supported"
+    )
+
+
+def get_all_rng_states() -> NoReturn:
+    """megatron-core asks this of a CudaRNGStatesTracker only, and there is none."""
+    raise PlainBackendError("plain backend: distributed.get_all_rng_states: there is no CudaRNGStatesTracker")

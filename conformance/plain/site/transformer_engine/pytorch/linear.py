@@ -1,253 +1,216 @@
-"""Linear layers, tensor-parallel through megatron-core's own autograd-aware mappings."""
+"""Linear and LayerNormLinear: a matrix product in the input's dtype, between megatron-core's own collectives."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
-from transformer_engine.pytorch.norm import layer_norm, mark, rms_norm
-from transformer_engine.pytorch.strict import PlainBackendError, refuse
+from ..errors import only, refuse
+from .norm import layer_norm, rms_norm
+from .parameters import HighPrecision, Init, WeightMaker, filled, mark
 
-#: Arguments that only tune communication or FP8 on CUDA, at the values that ask for nothing.
-NEUTRAL: dict[str, Any] = {
-    "fuse_wgrad_accumulation": False,
-    "delay_wgrad_compute": False,
-    "symmetric_ar_type": None,
-    "ub_overlap_ag": False,
-    "ub_overlap_rs": False,
-    "ub_overlap_rs_dgrad": False,
-    "ub_bulk_dgrad": False,
-    "ub_bulk_wgrad": False,
-}
+Device = torch.device | str | int
+Output = Tensor | tuple[Tensor | None, ...]
 
 
-class _Base(nn.Module):
-    """What the linear layers share: shards, initialisation, and the attributes that megatron-core reads off parameters."""
-
-    def _setup(
-        self,
-        in_features: int,
-        out_features: int,
-        *,
-        sequence_parallel: bool,
-        tp_group: Any,
-        tp_size: int,
-        get_rng_state_tracker: Callable[[], Any] | None,
-        init_method: Callable[[Tensor], Any] | None,
-        parallel_mode: str | None,
-        params_dtype: torch.dtype,
-        device: Any,
-        rng_tracker_name: str | None,
-    ) -> None:
-        if parallel_mode not in (None, "column", "row"):
-            raise PlainBackendError(f"{type(self).__name__}: parallel_mode={parallel_mode!r} is not supported")
-        if tp_size > 1 and tp_group is None:
-            raise PlainBackendError(f"{type(self).__name__}: tp_size={tp_size} without tp_group is not supported")
-        self.in_features = in_features // tp_size if parallel_mode == "row" else in_features
-        self.out_features = out_features // tp_size if parallel_mode == "column" else out_features
-        self.parallel_mode, self.tp_group, self.tp_size = parallel_mode, tp_group, tp_size
-        self.sequence_parallel = sequence_parallel and tp_size > 1
-        self._tracker, self._tracker_name = get_rng_state_tracker, rng_tracker_name
-        self._init_method, self._dtype, self._device = init_method, params_dtype, device
-
-    def _new_weight(self) -> nn.Parameter:
-        weight = nn.Parameter(torch.empty(self.out_features, self.in_features, dtype=self._dtype, device=self._device))
-        if self._init_method is not None:
-            context: Any = contextlib.nullcontext()
-            if self._tracker is not None:
-                context = self._tracker().fork(*([self._tracker_name] if self._tracker_name else []))
-            with context, torch.no_grad():
-                self._init_method(weight)
-        # Transformer Engine marks every linear weight as parallel, also where megatron-core cut the shards itself
-        # (experts): the global grad norm depends on it.
-        mark(weight, tensor_model_parallel=True, partition_dim=1 if self.parallel_mode == "row" else 0, partition_stride=1)
-        return weight
-
-    def _new_bias(self) -> nn.Parameter:
-        bias = nn.Parameter(torch.zeros(self.out_features, dtype=self._dtype, device=self._device))
-        if self.parallel_mode == "row":
-            mark(bias, sequence_parallel=self.sequence_parallel)
-        elif self.parallel_mode == "column":
-            mark(bias, tensor_model_parallel=True, partition_dim=0, partition_stride=1)
-        return bias
-
-    def _enter(self, x: Tensor) -> Tensor:
-        """Input side of a column-parallel layer: gather the sequence, or copy (whose backward all-reduces)."""
-        if self.parallel_mode != "column" or self.tp_size == 1:
-            return x
-        from megatron.core import tensor_parallel as tp
-
-        if self.sequence_parallel:
-            x_out: Tensor = tp.gather_from_sequence_parallel_region(x, group=self.tp_group)
-            return x_out
-        out: Tensor = tp.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
-        return out
-
-    def _leave(self, y: Tensor) -> Tensor:
-        """Output side of a row-parallel layer: sum the partial products."""
-        if self.parallel_mode != "row" or self.tp_size == 1:
-            return y
-        from megatron.core import tensor_parallel as tp
-
-        if self.sequence_parallel:
-            x_out: Tensor = tp.reduce_scatter_to_sequence_parallel_region(y, group=self.tp_group)
-            return x_out
-        out: Tensor = tp.reduce_from_tensor_model_parallel_region(y, group=self.tp_group)
-        return out
-
-    def get_extra_state(self) -> Tensor:
-        """Transformer Engine keeps FP8 metadata here; without FP8 it is an empty tensor."""
-        return torch.empty(0, dtype=torch.uint8)
-
-    def set_extra_state(self, state: Any) -> None:
-        if isinstance(state, Tensor) and state.numel():
-            raise PlainBackendError(f"{type(self).__name__}: FP8 metadata in a checkpoint")
+def partition(what: str, size: int, parts: int) -> int:
+    """`size / parts`. ValueError if that leaves a rest."""
+    if size % parts:
+        raise ValueError(f"{what}={size} is not divisible by tp_size={parts}")
+    return size // parts
 
 
-class Linear(_Base):
-    """Stands for transformer_engine.pytorch.Linear. Input (..., in), output (..., out) of this rank's shard."""
+class Linear(HighPrecision):
+    """`y = x @ weight.T + bias`, sharded over `tp_group` by columns (of the output) or rows (of the input) of `x @
+    weight.T`.
+
+    column: `x` is replicated, or split along dimension 0 with `sequence_parallel`; `y` is split along its last
+    dimension. row: `x` is split along its last dimension; `y` is replicated, or split along dimension 0 with
+    `sequence_parallel`. None: no communication, whatever `tp_size`.
+    """
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
         sequence_parallel: bool = False,
-        tp_group: Any = None,
+        fuse_wgrad_accumulation: bool = False,
+        tp_group: ProcessGroup | None = None,
         tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
+        get_rng_state_tracker: Any = None,
+        rng_tracker_name: str | None = None,
+        init_method: Init | None = None,
         bias: bool = True,
         return_bias: bool = False,
-        params_dtype: torch.dtype = torch.float32,
+        params_dtype: torch.dtype | None = None,
         parallel_mode: str | None = None,
-        device: Any = None,
-        rng_tracker_name: str | None = None,
+        parameters_split: object = None,
+        device: Device = "cuda",
+        ub_overlap_ag: bool = False,
+        ub_overlap_rs: bool = False,
+        ub_overlap_rs_dgrad: bool = False,
+        ub_bulk_dgrad: bool = False,
+        ub_bulk_wgrad: bool = False,
         ub_name: str | None = None,
-        **other: Any,
     ) -> None:
-        del ub_name  # names a CUDA communication buffer
-        refuse(type(self).__name__, other, NEUTRAL)
         super().__init__()
-        self._setup(
-            in_features, out_features, sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size,
-            get_rng_state_tracker=get_rng_state_tracker, init_method=init_method, parallel_mode=parallel_mode,
-            params_dtype=params_dtype, device=device, rng_tracker_name=rng_tracker_name,
-        )  # fmt: skip
-        self.use_bias, self.return_bias = bias, return_bias
-        self.weight = self._new_weight()
+        owner = type(self).__name__
+        # megatron-core's own layers cannot accumulate into main_grad without Apex's kernel, so no model gets this far
+        # with it.
+        only(owner, False, fuse_wgrad_accumulation=fuse_wgrad_accumulation)
+        # Overlap of communication changes when, not what; but a run that asks for it must not believe that it got it.
+        only(owner, False, ub_overlap_ag=ub_overlap_ag, ub_overlap_rs=ub_overlap_rs)
+        only(owner, False, ub_overlap_rs_dgrad=ub_overlap_rs_dgrad, ub_bulk_dgrad=ub_bulk_dgrad)
+        only(owner, False, ub_bulk_wgrad=ub_bulk_wgrad)
+        only(owner, None, parameters_split=parameters_split)
+        if parallel_mode not in (None, "column", "row"):
+            refuse(owner, "parallel_mode", parallel_mode)
+        self.in_features = partition("in_features", in_features, tp_size if parallel_mode == "row" else 1)
+        self.out_features = partition("out_features", out_features, tp_size if parallel_mode == "column" else 1)
+        self.parallel_mode = parallel_mode
+        self.tp_size = tp_size
+        self.tp_group = tp_group
+        self.sequence_parallel = sequence_parallel and tp_size > 1
+        self.use_bias = bias
+        self.return_bias = return_bias
+        self.ub_name = ub_name
+        self.fuse_wgrad_accumulation = False
+        make = WeightMaker(
+            self.out_features,
+            self.in_features,
+            parallel_mode,
+            params_dtype,
+            device,
+            init_method,
+            get_rng_state_tracker,
+            rng_tracker_name,
+        )
+        self.weight = make()
+        self.bias: nn.Parameter | None = None
         if bias:
-            self.bias = self._new_bias()
+            self.bias = filled(self.out_features, 0.0, params_dtype, device)
+            if parallel_mode == "column":
+                mark(self.bias, tensor_model_parallel=True, partition_dim=0, partition_stride=1)
+            elif parallel_mode == "row":
+                mark(self.bias, sequence_parallel=self.sequence_parallel)
 
-    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        """`is_first_microbatch` caches FP8 weights on CUDA; there is nothing to cache."""
+    def set_tensor_parallel_group(self, tp_group: ProcessGroup | None) -> None:
+        """For layers made before the groups were."""
+        self.tp_group = tp_group
+
+    def forward(
+        self, inp: Tensor, is_first_microbatch: bool | None = None, fp8_output: bool = False, fp8_grad: bool = False
+    ) -> Output:
+        """`inp`: (..., in_features). The output, or with `return_bias` (output without bias, bias or None).
+
+        `is_first_microbatch` steers a cache of FP8 weights, of which there is none.
+        """
         del is_first_microbatch
-        y = self._leave(F.linear(self._enter(x), self.weight))
-        if not self.use_bias:
-            return (y, None) if self.return_bias else y
-        return (y, self.bias) if self.return_bias else y + self.bias
+        only(type(self).__name__, False, fp8_output=fp8_output, fp8_grad=fp8_grad)
+        return self._outputs(self._product(self._gathered(inp)))
+
+    def _outputs(self, product: Tensor) -> Output:
+        if self.return_bias:
+            return product, self.bias
+        return product if self.bias is None else product + self.bias
+
+    @property
+    def _communicates(self) -> bool:
+        if self.parallel_mode is None or self.tp_size == 1:
+            return False
+        if self.tp_group is None:
+            raise ValueError(f"{type(self).__name__}: tp_size={self.tp_size} without tp_group")
+        return True
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        """The input of the product: the whole sequence. Backward sums its gradient over the TP ranks."""
+        if self.parallel_mode != "column" or not self._communicates:
+            return x
+        from megatron.core.tensor_parallel import mappings
+
+        if self.sequence_parallel:
+            whole = mappings.gather_from_sequence_parallel_region(
+                x, tensor_parallel_output_grad=True, group=self.tp_group
+            )
+        else:
+            whole = mappings.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
+        # megatron-core's all-reduce drops its result for a tensor that is not contiguous, and the gradient of a
+        # product has the layout of the input.
+        return whole.contiguous()  # type: ignore[no-any-return]
+
+    def _product(self, whole: Tensor) -> Tensor:
+        product = F.linear(whole, self.weight)
+        if self.parallel_mode != "row" or not self._communicates:
+            return product
+        from megatron.core.tensor_parallel import mappings
+
+        reduce = (
+            mappings.reduce_scatter_to_sequence_parallel_region
+            if self.sequence_parallel
+            else mappings.reduce_from_tensor_model_parallel_region
+        )
+        return reduce(product.contiguous(), group=self.tp_group)  # type: ignore[no-any-return]
 
 
 class LayerNormLinear(Linear):
-    """Stands for transformer_engine.pytorch.LayerNormLinear: a norm, then a linear layer."""
+    """A norm over the last dimension, then `Linear`. More parameters: `layer_norm_weight`, `layer_norm_bias`."""
 
     def __init__(
         self,
         in_features: int,
         out_features: int,
         eps: float = 1e-5,
+        *,
         normalization: str = "LayerNorm",
-        zero_centered_gamma: bool = False,
         return_layernorm_output: bool = False,
         return_layernorm_output_gathered: bool = False,
-        **kwargs: Any,
+        zero_centered_gamma: bool = False,
+        params_dtype: torch.dtype | None = None,
+        parallel_mode: str | None = None,
+        device: Device = "cuda",
+        **linear: Any,
     ) -> None:
+        owner = type(self).__name__
+        if parallel_mode == "row":
+            refuse(owner, "parallel_mode", parallel_mode, "a norm over a part of the hidden dimension")
         if normalization not in ("RMSNorm", "LayerNorm"):
-            raise PlainBackendError(f"LayerNormLinear: normalization={normalization!r} is not supported")
-        super().__init__(in_features, out_features, **kwargs)
-        if self.parallel_mode == "row":
-            raise PlainBackendError("LayerNormLinear: parallel_mode='row' is not supported")
-        self.eps, self.normalization, self.zero_centered_gamma = eps, normalization, zero_centered_gamma
+            refuse(owner, "normalization", normalization)
+        super().__init__(  # takes what is left, and raises TypeError for what it does not know
+            in_features, out_features, params_dtype=params_dtype, parallel_mode=parallel_mode, device=device, **linear
+        )
+        self.eps = eps
+        self.normalization = normalization
+        self.zero_centered_gamma = zero_centered_gamma
         self.return_layernorm_output = return_layernorm_output
         self.return_layernorm_output_gathered = return_layernorm_output_gathered
-        fill = torch.zeros if zero_centered_gamma else torch.ones
-        self.layer_norm_weight = nn.Parameter(fill(in_features, dtype=self._dtype, device=self._device))
+        gamma = 0.0 if zero_centered_gamma else 1.0
+        self.layer_norm_weight = filled(in_features, gamma, params_dtype, device)
         mark(self.layer_norm_weight, sequence_parallel=self.sequence_parallel)
+        self.layer_norm_bias: nn.Parameter | None = None
         if normalization == "LayerNorm":
-            self.layer_norm_bias = nn.Parameter(torch.zeros_like(self.layer_norm_weight))
+            self.layer_norm_bias = filled(in_features, 0.0, params_dtype, device)
             mark(self.layer_norm_bias, sequence_parallel=self.sequence_parallel)
 
-    def forward(self, x: Tensor, is_first_microbatch: bool | None = None) -> Any:
-        if self.normalization == "RMSNorm":
-            normed = rms_norm(x, self.layer_norm_weight, self.eps, self.zero_centered_gamma)
-        else:
-            normed = layer_norm(x, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma)
-        out = super().forward(normed, is_first_microbatch)
-        if not self.return_layernorm_output:
-            return out
-        shown = self._enter(normed) if self.return_layernorm_output_gathered else normed
-        return (*out, shown) if self.return_bias else (out, shown)
-
-
-class GroupedLinear(_Base):
-    """Stands for transformer_engine.pytorch.GroupedLinear, as a loop: one product per expert.
-
-    Input (tokens sorted by expert, in), `m_splits` tokens per expert (zero allowed), output (tokens, out).
-    """
-
-    def __init__(
-        self,
-        num_gemms: int,
-        in_features: int,
-        out_features: int,
-        sequence_parallel: bool = False,
-        tp_group: Any = None,
-        tp_size: int = 1,
-        get_rng_state_tracker: Callable[[], Any] | None = None,
-        init_method: Callable[[Tensor], Any] | None = None,
-        bias: bool = True,
-        return_bias: bool = False,
-        params_dtype: torch.dtype = torch.float32,
-        parallel_mode: str | None = None,
-        device: Any = None,
-        rng_tracker_name: str | None = None,
-        ub_name: str | None = None,
-        **other: Any,
-    ) -> None:
-        del ub_name
-        refuse("GroupedLinear", other, NEUTRAL)
-        if tp_size > 1:
-            raise PlainBackendError(f"GroupedLinear: tp_size={tp_size} is not supported; the dispatcher communicates")
-        super().__init__()
-        self._setup(
-            in_features, out_features, sequence_parallel=sequence_parallel, tp_group=tp_group, tp_size=tp_size,
-            get_rng_state_tracker=get_rng_state_tracker, init_method=init_method, parallel_mode=parallel_mode,
-            params_dtype=params_dtype, device=device, rng_tracker_name=rng_tracker_name,
-        )  # fmt: skip
-        self.num_gemms, self.use_bias, self.return_bias = num_gemms, bias, return_bias
-        for i in range(num_gemms):
-            self.register_parameter(f"weight{i}", self._new_weight())
-            if bias:
-                self.register_parameter(f"bias{i}", self._new_bias())
-
-    def init_fp8_metadata(self, num_gemms: int = 1) -> None:
-        """megatron-core calls it when it loads a state dict; there is no FP8 metadata."""
-        del num_gemms
-
-    def forward(self, x: Tensor, m_splits: Sequence[int], is_first_microbatch: bool | None = None) -> Any:
+    def forward(
+        self, inp: Tensor, is_first_microbatch: bool | None = None, fp8_output: bool = False, fp8_grad: bool = False
+    ) -> Output:
+        """As `Linear`; with `return_layernorm_output` the norm's output comes last, gathered if so asked."""
         del is_first_microbatch
-        sizes = [int(size) for size in m_splits]
-        if len(sizes) != self.num_gemms or sum(sizes) != x.shape[0]:
-            raise PlainBackendError(f"GroupedLinear: m_splits={sizes} for {self.num_gemms} experts, {x.shape[0]} tokens")
-        parts = []
-        for i, part in enumerate(torch.split(x, sizes)):
-            y = F.linear(part, getattr(self, f"weight{i}"))
-            parts.append(y + getattr(self, f"bias{i}") if self.use_bias and not self.return_bias else y)
-        out = torch.cat(parts)
-        if not self.return_bias:
-            return out
-        return out, [getattr(self, f"bias{i}") for i in range(self.num_gemms)] if self.use_bias else None
+        only(type(self).__name__, False, fp8_output=fp8_output, fp8_grad=fp8_grad)
+        normed = self._norm(inp)
+        whole = self._gathered(normed)
+        outputs = self._outputs(self._product(whole))
+        if not self.return_layernorm_output:
+            return outputs
+        # Without sequence parallel `normed` is whole already, and its gradient must not be summed over the TP ranks.
+        returned = whole if self.return_layernorm_output_gathered and self.sequence_parallel else normed
+        return (*outputs, returned) if isinstance(outputs, tuple) else (outputs, returned)
+
+    def _norm(self, x: Tensor) -> Tensor:
+        if self.layer_norm_bias is None:
+            return rms_norm(x, self.layer_norm_weight, self.eps, self.zero_centered_gamma)
+        return layer_norm(x, self.layer_norm_weight, self.layer_norm_bias, self.eps, self.zero_centered_gamma)

@@ -1,4 +1,4 @@
-"""RMSNorm and LayerNorm over the last dimension. Computed in float32 (float64 for float64), returned in the input's dtype."""
+"""RMSNorm and LayerNorm over the last dimension, computed in float32 (float64 for float64) and rounded once."""
 
 from __future__ import annotations
 
@@ -7,63 +7,68 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from transformer_engine.pytorch.strict import refuse
+from .numeric import wide
+from .parameters import filled, mark
+
+Device = torch.device | str | int
 
 
-def mark(parameter: nn.Parameter, **attributes: object) -> None:
-    """Set the attributes that megatron-core reads off parameters: how it is sharded, over which group it is reduced."""
-    for name, value in attributes.items():
-        setattr(parameter, name, value)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered_gamma: bool) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * gamma`; gamma is `weight`, or `1 + weight` if zero-centred. Shape, dtype of `x`."""
+    wide_x = wide(x)
+    normed = wide_x * torch.rsqrt(wide_x.square().mean(-1, keepdim=True) + eps)
+    return (normed * _gamma(weight, zero_centered_gamma)).to(x.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """x: (..., h); weight: (h,). x / rms(x) * weight, or * (1 + weight) when zero-centred."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    xw = x.to(wide)
-    scale = weight.to(wide) + 1 if zero_centered else weight.to(wide)
-    return (xw * torch.rsqrt(xw.square().mean(-1, keepdim=True) + eps) * scale).to(x.dtype)
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, zero_centered_gamma: bool) -> Tensor:
+    """`(x - mean) / sqrt(var + eps) * gamma + bias`, with the biased variance. Shape and dtype of `x`."""
+    wide_x = wide(x)
+    centred = wide_x - wide_x.mean(-1, keepdim=True)
+    normed = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps)
+    return (normed * _gamma(weight, zero_centered_gamma) + wide(bias)).to(x.dtype)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, zero_centered: bool) -> Tensor:
-    """x: (..., h); weight, bias: (h,)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    centred = x.to(wide) - x.to(wide).mean(-1, keepdim=True)
-    scale = weight.to(wide) + 1 if zero_centered else weight.to(wide)
-    variance = centred.square().mean(-1, keepdim=True)
-    return (centred * torch.rsqrt(variance + eps) * scale + bias.to(wide)).to(x.dtype)
+def _gamma(weight: Tensor, zero_centered_gamma: bool) -> Tensor:
+    return wide(weight) + 1 if zero_centered_gamma else wide(weight)
 
 
-class RMSNorm(nn.Module):
-    """Stands for transformer_engine.pytorch.RMSNorm."""
+class _Norm(nn.Module):
+    """What both norms share: `weight` of shape (hidden,), marked for the all-reduce under sequence parallelism."""
 
     def __init__(
         self,
-        hidden_size: int,
+        normalized_shape: int | None = None,
         eps: float = 1e-5,
-        sequence_parallel: bool = False,
-        params_dtype: torch.dtype = torch.float32,
+        sequence_parallel: bool | None = None,
+        params_dtype: torch.dtype | None = None,
         zero_centered_gamma: bool = False,
-        device: Any = None,
-        **other: Any,
+        hidden_size: int | None = None,
+        device: Device = "cuda",
     ) -> None:
-        refuse("RMSNorm", other, {})
         super().__init__()
-        self.eps, self.zero_centered_gamma = eps, zero_centered_gamma
-        fill = torch.zeros if zero_centered_gamma else torch.ones
-        self.weight = nn.Parameter(fill(hidden_size, dtype=params_dtype, device=device))
-        mark(self.weight, sequence_parallel=sequence_parallel)  # megatron-core reduces such gradients over TP
+        if (normalized_shape is None) == (hidden_size is None):
+            raise ValueError(f"{type(self).__name__}: give one of normalized_shape and hidden_size")
+        self.hidden_size = hidden_size or normalized_shape or 0
+        self.eps = eps
+        self.zero_centered_gamma = zero_centered_gamma
+        self.weight = filled(self.hidden_size, 0.0 if zero_centered_gamma else 1.0, params_dtype, device)
+        mark(self.weight, sequence_parallel=bool(sequence_parallel))
+
+
+class RMSNorm(_Norm):
+    """Root-mean-square norm. Parameter: `weight`."""
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight, self.eps, self.zero_centered_gamma)
 
 
-class LayerNorm(RMSNorm):
-    """Stands for transformer_engine.pytorch.LayerNorm."""
+class LayerNorm(_Norm):
+    """Layer norm. Parameters: `weight`, `bias`."""
 
-    def __init__(self, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> None:
-        super().__init__(hidden_size, eps, **kwargs)
-        self.bias = nn.Parameter(torch.zeros_like(self.weight))
-        mark(self.bias, sequence_parallel=getattr(self.weight, "sequence_parallel"))  # noqa: B009
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.bias = filled(self.hidden_size, 0.0, self.weight.dtype, self.weight.device)
+        mark(self.bias, sequence_parallel=self.weight.sequence_parallel)  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps, self.zero_centered_gamma)

@@ -1,18 +1,27 @@
-"""Stands for transformer_engine.pytorch.ops: base classes that megatron-core's unused fused MLP names at import."""
+"""The operation-based interface: names in megatron-core's annotations and fused MLP. None can be made."""
 
-from __future__ import annotations
-
-from typing import Any
-
-from transformer_engine.pytorch.strict import PlainBackendError
+from ..errors import Unsupported
 
 
-class FusibleOperation:
-    """Raises when made."""
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        raise PlainBackendError(f"{type(self).__name__}: the plain backend has no operation fuser")
+class FusibleOperation(Unsupported):
+    """Base of the operations."""
 
 
-class Sequential(FusibleOperation):
-    """Raises when made."""
+class Sequential(Unsupported):
+    """Container of operations (`use_transformer_engine_op_fuser`)."""
+
+
+class SwiGLU(FusibleOperation):
+    """Activation (`use_te_activation_func`), as are the following."""
+
+
+class GEGLU(FusibleOperation): ...
+
+
+class ReGLU(FusibleOperation): ...
+
+
+class GELU(FusibleOperation): ...
+
+
+class ReLU(FusibleOperation): ...

@@ -1,5 +1,7 @@
-"""Stands for transformer_engine.pytorch.tensor."""
+"""Quantised tensors: none exist."""
+
+from ..errors import Unsupported
 
 
-class QuantizedTensor:
-    """No tensor is one: megatron-core tests parameters with isinstance."""
+class QuantizedTensor(Unsupported):
+    """What megatron-core tests parameters against: no tensor is one."""
