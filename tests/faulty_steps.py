@@ -92,14 +92,21 @@ def run_missing_tp_reduction(spec: StepSpec, context: RankContext) -> StepResult
 def run_skipping_optimizer(spec: StepSpec, context: RankContext) -> StepResult:
     """Rank 1 leaves out one parameter (or its shard of it) when it updates."""
     if spec.world_size > 1 and context.rank == 1:
-        _skip_first_parameter()
+        _skip_parameters(norms=False)
     return step.run(spec, context)
 
 
-def run_skipping_optimizer_on_rank_0(spec: StepSpec, context: RankContext) -> StepResult:
-    """The same on rank 0."""
+def run_stale_norms_on_rank_0(spec: StepSpec, context: RankContext) -> StepResult:
+    """Rank 0 never updates its norms, of which every tensor-parallel rank has a copy."""
     if spec.world_size > 1 and context.rank == 0:
-        _skip_first_parameter()
+        _skip_parameters(norms=True)
+    return step.run(spec, context)
+
+
+def run_stale_norms_on_rank_1(spec: StepSpec, context: RankContext) -> StepResult:
+    """The same on rank 1."""
+    if spec.world_size > 1 and context.rank == 1:
+        _skip_parameters(norms=True)
     return step.run(spec, context)
 
 
@@ -184,13 +191,17 @@ def run_failing_backend(spec: StepSpec, context: RankContext) -> StepResult:
     return step.run(spec, context)
 
 
-def _skip_first_parameter() -> None:
-    """Adam passes over a parameter that has no gradient."""
+def _skip_parameters(*, norms: bool) -> None:
+    """Adam passes over parameters that have no gradient: the norms (which alone have no weight decay), or the first one."""
     from megatron.core.optimizer.optimizer import FP32Optimizer, MixedPrecisionOptimizer
 
     def skip(step_with: Any) -> Any:
         def faulty(self: Any) -> Any:
-            self.optimizer.param_groups[0]["params"][0].grad = None
+            groups = self.optimizer.param_groups
+            skipped = [p for g in groups if g["wd_mult"] == 0.0 for p in g["params"]] if norms else groups[0]["params"][:1]
+            assert skipped
+            for parameter in skipped:
+                parameter.grad = None
             return step_with(self)
 
         return faulty

@@ -58,9 +58,7 @@ def tensor_parallel_mlp(payload: tuple[bool, str, str | None], context: RankCont
         return gap([x for x in ours if x is not None], parts)
 
 
-def _megatron_mlp(
-    hidden: int, inner: int, sequence_parallel: bool, normalization: str, context: RankContext
-) -> tuple[Any, Any]:
+def _megatron_mlp(hidden: int, inner: int, sequence_parallel: bool, normalization: str, context: RankContext) -> tuple[Any, Any]:
     from megatron.core import parallel_state
     from megatron.core.extensions.transformer_engine import TELayerNormColumnParallelLinear, TERowParallelLinear
     from megatron.core.transformer.transformer_config import TransformerConfig

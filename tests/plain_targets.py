@@ -273,9 +273,7 @@ def ours_of(case: Case, layer: nn.Module, query: Tensor, key: Tensor, value: Ten
         if case.lengths != case.room:
             seqlens |= {"cu_seqlens_q_padded": room, "cu_seqlens_kv_padded": room}
         longest = {"max_seqlen_q": max(case.room), "max_seqlen_kv": max(case.room)}
-        packed: Tensor = layer(
-            query, key, value, None, qkv_format="thd", attn_mask_type=mask_type, **seqlens, **longest
-        )
+        packed: Tensor = layer(query, key, value, None, qkv_format="thd", attn_mask_type=mask_type, **seqlens, **longest)
         return packed
     batch, room_each = len(case.room), case.room[0]
     padding = torch.arange(room_each) >= torch.tensor(case.lengths)[:, None]

@@ -403,6 +403,20 @@ def barrier_and_all_reduce_over_two_backends() -> None:
     on_two_ranks("cpu:gloo,npu:hccl", work)
 
 
+@caught_by(lambda: setattr(torch.distributed, "all_gather", torch.distributed.all_gather.__wrapped__))
+def unlike_sizes_are_gathered_and_scattered() -> None:
+    def work(rank: int) -> None:
+        sizes = (1, 3)
+        gathered = [torch.empty(size) for size in sizes]
+        torch.distributed.all_gather(gathered, torch.full((sizes[rank],), float(rank)))
+        assert [g.tolist() for g in gathered] == [[0.0], [1.0] * 3]
+        out = torch.empty(sizes[rank])
+        torch.distributed.reduce_scatter(out, [torch.full((size,), rank + 1.0) for size in sizes])
+        assert out.tolist() == [3.0] * sizes[rank]
+
+    on_two_ranks("cpu:gloo,npu:hccl", work)
+
+
 @caught_by(lambda: setattr(emulation()._groups, "group_of", lambda name: torch.distributed.group.WORLD))
 def communicators_are_found_by_name() -> None:
     def work(rank: int) -> None:

@@ -58,9 +58,7 @@ def test_context_parallel_attention_with_planted_faults(server: RankServer, name
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_tensor_parallel_layers(server: RankServer, sequence_parallel: bool, normalization: str) -> None:
     faults = ("shard", "norm") if sequence_parallel else ("shard",)
-    assert (
-        worst(server, "plain_megatron_targets:tensor_parallel_mlp", (sequence_parallel, normalization, None), 2) < BOUND
-    )
+    assert worst(server, "plain_megatron_targets:tensor_parallel_mlp", (sequence_parallel, normalization, None), 2) < BOUND
     for fault in faults:
         assert (
             worst(server, "plain_megatron_targets:tensor_parallel_mlp", (sequence_parallel, normalization, fault), 2)

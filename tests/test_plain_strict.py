@@ -1,185 +1,168 @@
-"""The plain backend refuses, by name, what it does not honour; and it does not take a real Transformer Engine's place."""
+"""The plain backend says no where it must, and does not fall into the traps that megatron-core and verl lay for it."""
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
-import torch
-from plain_oracle import draw, plain_package
+from plain_targets import BOUND
 
 from conformance import plain
+from conformance.errors import UsageFault
+from conformance.ranks import Job, JobReport, RankServer
 
 pytestmark = pytest.mark.stack
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 @pytest.fixture(scope="module")
-def te() -> Iterator[ModuleType]:
-    with plain_package() as package:
-        yield package
+def server() -> Iterator[RankServer]:
+    with RankServer("plain_targets:preload", env={"OMP_NUM_THREADS": "1"}) as server:
+        yield server
 
 
-MAKERS: dict[str, Callable[..., Any]] = {
-    "Linear": lambda te, **kw: te.Linear(4, 4, **kw),
-    "LayerNormLinear": lambda te, **kw: te.LayerNormLinear(4, 4, **kw),
-    "GroupedLinear": lambda te, **kw: te.GroupedLinear(2, 4, 4, **kw),
-    "RMSNorm": lambda te, **kw: te.RMSNorm(4, **kw),
-    "LayerNorm": lambda te, **kw: te.LayerNorm(4, **kw),
-    "DotProductAttention": lambda te, **kw: te.DotProductAttention(2, 4, **kw),
-    "fp8_autocast": lambda te, **kw: te.fp8_autocast(**kw),
-    "fp8_model_init": lambda te, **kw: te.fp8_model_init(**kw),
-}
-UNSUPPORTED: list[tuple[str, dict[str, Any]]] = [
-    *((name, {"no_such_argument": 1}) for name in list(MAKERS)[:6]),
-    *(
-        (name, {argument: value})
-        for name in ("Linear", "LayerNormLinear", "GroupedLinear")
-        for argument, value in (
-            ("fuse_wgrad_accumulation", True),
-            ("delay_wgrad_compute", True),
-            ("ub_overlap_ag", True),
-            ("symmetric_ar_type", "two_shot"),
-            ("parallel_mode", "diagonal"),
-            ("tp_size", 2),
-        )
-    ),
+def report_of(server: RankServer, target: str, payload: object = None, ranks: int = 1) -> JobReport:
+    return server.run(Job(target, f"plain_strict_targets:{target}", payload, ranks, 60))
+
+
+def run(server: RankServer, target: str, payload: object = None, ranks: int = 1) -> list[Any]:
+    report = report_of(server, target, payload, ranks)
+    assert report.ok, (report.reason, report.ranks[report.failed_first or 0].raised)
+    return [rank.value for rank in report.ranks]
+
+
+MAKING = [
+    ("Linear", {"fuse_wgrad_accumulation": True}),
+    ("Linear", {"ub_overlap_ag": True}),
+    ("Linear", {"ub_bulk_wgrad": True}),
+    ("Linear", {"parameters_split": ("query", "key")}),
+    ("Linear", {"parallel_mode": "diagonal"}),
+    ("Linear", {"device": "meta"}),
+    ("LayerNormLinear", {"normalization": "L2Norm"}),
     ("LayerNormLinear", {"parallel_mode": "row"}),
-    ("LayerNormLinear", {"normalization": "BatchNorm"}),
-    ("DotProductAttention", {"attention_dropout": 0.1}),
-    ("DotProductAttention", {"attention_type": "cross"}),
-    ("DotProductAttention", {"cp_comm_type": "a2a"}),
+    ("LayerNormLinear", {"fuse_wgrad_accumulation": True}),
+    ("GroupedLinear", {"tp_size": 2}),
+    ("GroupedLinear", {"fuse_wgrad_accumulation": True}),
     ("DotProductAttention", {"window_size": (4, 0)}),
-    ("DotProductAttention", {"softmax_type": "learnable"}),
-    ("DotProductAttention", {"return_max_logit": True}),
-    ("DotProductAttention", {"attn_mask_type": "arbitary"}),
-    ("fp8_autocast", {"enabled": True}),
-    ("fp8_model_init", {"enabled": True}),
+    ("DotProductAttention", {"cp_comm_type": "a2a+p2p"}),
+    ("DotProductAttention", {"attn_mask_type": "alibi"}),
+    ("DotProductAttention", {"attention_type": "sideways"}),
 ]
 
 
-@pytest.mark.parametrize(("name", "arguments"), UNSUPPORTED, ids=lambda x: x if isinstance(x, str) else next(iter(x)))
-def test_unsupported_argument_is_refused_by_name(te: ModuleType, name: str, arguments: dict[str, Any]) -> None:
-    with pytest.raises(te.linear.PlainBackendError, match=next(iter(arguments))):
-        MAKERS[name](te, **arguments)
+@pytest.mark.parametrize(("kind", "arguments"), MAKING, ids=lambda x: x if isinstance(x, str) else next(iter(x)))
+def test_what_is_not_honoured_is_refused_by_name(server: RankServer, kind: str, arguments: dict[str, Any]) -> None:
+    [(error, text)] = run(server, "refusal", (kind, arguments))
+    [(name, value)] = arguments.items()
+    assert error == "PlainBackendError"
+    assert f"{name}={value!r}" in text
+    assert kind in text or kind.endswith("Linear")  # the maker of weights is shared
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_neutral_arguments_are_taken(te: ModuleType, name: str) -> None:
-    neutral: dict[str, Any] = {}
-    if name.startswith("fp8"):
-        neutral = {"enabled": False}
-    elif "Linear" in name:
-        neutral = te.linear.NEUTRAL
-    elif name == "DotProductAttention":
-        neutral = {"window_size": None, "softmax_type": "vanilla", "return_max_logit": False}
-    MAKERS[name](te, **neutral)
+def test_what_is_not_known_is_not_swallowed(server: RankServer) -> None:
+    for kind in ("Linear", "LayerNormLinear", "GroupedLinear", "DotProductAttention", "RMSNorm"):
+        assert run(server, "refusal", (kind, {"novelty": 1}))[0][0] in ("TypeError", "PlainBackendError")
+        assert run(server, "refusal", (kind, {})) == [("", "")]
 
 
-def test_a_lenient_refuse_is_caught(te: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planted fault: arguments that are not honoured are taken."""
-    monkeypatch.setattr(te.linear, "refuse", lambda *_: None)
-    with pytest.raises(pytest.fail.Exception):
-        test_unsupported_argument_is_refused_by_name(te, "Linear", {"no_such_argument": 1})
-
-
-CU, OTHER = torch.tensor([0, 2, 6]), torch.tensor([0, 3, 6])
-FORWARD: list[tuple[str, dict[str, Any]]] = [
-    ("no_such_argument", {"no_such_argument": 1}),
-    ("num_splits", {"num_splits": 1}),
-    ("core_attention_bias_type", {"core_attention_bias_type": "alibi"}),
-    ("core_attention_bias", {"core_attention_bias": torch.zeros(1, 2, 6, 6)}),
-    ("attn_mask_type", {"attn_mask_type": "causal_bottom_right"}),
-    ("qkv_format", {"qkv_format": "hdbs"}),
-    ("padding_causal needs an attention_mask", {"attn_mask_type": "padding_causal"}),
-    ("arbitrary needs an attention_mask", {"attn_mask_type": "arbitrary"}),
-    ("cu_seqlens", {"qkv_format": "thd"}),
-    ("cu_seqlens", {"qkv_format": "thd", "cu_seqlens_q": CU, "cu_seqlens_kv": OTHER}),
-    ("cu_seqlens", {"qkv_format": "thd", "cu_seqlens_q": CU, "cu_seqlens_kv": CU, "cu_seqlens_q_padded": OTHER}),
+THD = {"qkv_format": "thd", "cu_seqlens_q": [0, 4], "cu_seqlens_kv": [0, 4]}
+MASK = [[[[False] * 4] * 4]]
+IN_FORWARD = [
+    ({}, {"attention_mask": MASK, "attn_mask_type": "no_mask"}, "attention_mask"),
+    ({}, {**THD, "attn_mask_type": "padding", "attention_mask": MASK}, "attention_mask"),
+    ({}, {**THD, "attn_mask_type": "arbitrary"}, "attn_mask_type"),
+    (
+        {},
+        {"attention_mask": [[False] * 4]},
+        "attention_mask",
+    ),  # polarity of (batch, tokens) masks is the other way round
+    ({}, {"qkv_format": "bs3hd"}, "qkv_format"),
+    ({}, {"checkpoint_core_attention": True}, "checkpoint_core_attention"),
+    ({}, {"core_attention_bias_type": "alibi"}, "core_attention_bias_type"),
+    ({}, {"core_attention_bias": MASK}, "core_attention_bias"),
+    ({}, {"window_size": (1, 1)}, "window_size"),
+    ({"attention_dropout": 0.1}, {}, "attention_dropout"),
 ]
 
 
-@pytest.mark.parametrize(("text", "arguments"), FORWARD)
-def test_attention_forward_refuses(te: ModuleType, text: str, arguments: dict[str, Any]) -> None:
-    shape = (6, 2, 4) if arguments.get("qkv_format") == "thd" else (6, 1, 2, 4)
-    q, k, v = (draw(*shape, seed=i) for i in range(3))
-    with pytest.raises(te.linear.PlainBackendError, match=text):
-        te.DotProductAttention(2, 4)(q, k, v, **arguments)
+@pytest.mark.parametrize(("made", "given", "name"), IN_FORWARD, ids=[f"{n}{i}" for i, (_, _, n) in enumerate(IN_FORWARD)])
+def test_forward_refuses_by_name(server: RankServer, made: dict[str, Any], given: dict[str, Any], name: str) -> None:
+    [(error, text)] = run(server, "refusal_in_forward", (made, given, True))
+    assert error == "PlainBackendError"
+    assert "DotProductAttention" in text
+    assert f"{name}=" in text
 
 
-@pytest.mark.parametrize("splits", [[1, 2], [1, 1, 1], [4, -1]])
-def test_splits_that_do_not_fit_are_refused(te: ModuleType, splits: list[int]) -> None:
-    layer = te.GroupedLinear(3 if len(splits) == 2 else 2, 4, 4)
-    with pytest.raises(te.linear.PlainBackendError, match="m_splits"):
-        layer(torch.zeros(3, 4), splits)
+def test_forward_takes_the_rest(server: RankServer) -> None:
+    assert run(server, "refusal_in_forward", ({}, {"attention_mask": MASK, "max_seqlen_q": 4}, True)) == [("", "")]
+    assert run(server, "refusal_in_forward", ({}, {**THD, "attn_mask_type": "padding"}, True)) == [("", "")]
+    # Dropout does nothing in evaluation: reference log-probs must come out.
+    assert run(server, "refusal_in_forward", ({"attention_dropout": 0.1}, {}, False)) == [("", "")]
 
 
-def test_indivisible_sequence_is_refused(te: ModuleType) -> None:
-    with pytest.raises(te.linear.PlainBackendError, match="6 tokens do not divide into 4 chunks"):
-        te.attention.positions(6, 0, 2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "pytorch.fp8_autocast",
+        "pytorch.fp8_model_init",
+        "pytorch.fp8.FP8GlobalStateManager.get_fp8_recipe",
+        "pytorch.distributed.checkpoint",
+        "pytorch.distributed.activation_recompute_forward",
+        "pytorch.distributed.get_all_rng_states",
+        "pytorch.distributed.CudaRNGStatesTracker",
+        "pytorch.ops.Sequential",
+        "pytorch.ops.SwiGLU",
+        "pytorch.tensor.QuantizedTensor",
+        "common.recipe.DelayedScaling",
+    ],
+)
+def test_names_that_megatron_core_needs_are_there_and_refuse(server: RankServer, name: str) -> None:
+    assert run(server, "refusal_of_name", name) == ["PlainBackendError"]
 
 
-def test_fp8_and_the_rng_tracker_raise(te: ModuleType) -> None:
-    from transformer_engine.common import recipe
-
-    calls: list[Callable[[], Any]] = [
-        recipe.DelayedScaling,
-        recipe.Float8CurrentScaling,
-        te.fp8.FP8GlobalStateManager.get_fp8_recipe,
-        te.distributed.CudaRNGStatesTracker,
-        te.distributed.checkpoint,
-        te.distributed.get_all_rng_states,
-        te.ops.Sequential,
-    ]
-    for call in calls:
-        with pytest.raises(te.linear.PlainBackendError):
-            call()
-    assert not te.fp8.FP8GlobalStateManager.is_fp8_enabled()
+def test_nan_in_padding_stays_there(server: RankServer) -> None:
+    assert run(server, "nan_padding")[0] < BOUND
+    assert run(server, "nan_padding", "padding") == [float("inf")]
 
 
-# --- activate()
-
-ACTIVATE = """
-from conformance import plain
-from conformance.errors import UsageFault
-try:
-    plain.activate()
-    plain.activate()
-except UsageFault as fault:
-    print("refused:", fault)
-else:
-    import sys, transformer_engine
-    print("plain:", transformer_engine.__file__, sys.path.count(str(plain.PATH)))
-"""
+def test_a_weight_that_is_the_same_on_all_tp_ranks_counts_once(server: RankServer) -> None:
+    assert run(server, "counted_in_grad_norm") == [{"data-parallel-rng": False, "expert-parallel-rng": True}]
 
 
-def activate_in_a_process(*path: Path) -> str:
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(p) for p in (*path, ROOT)), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", ACTIVATE], env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradient_is_summed_for_any_layout_of_the_input(server: RankServer, transposed: bool) -> None:
+    assert max(run(server, "column_input_layout", (transposed, None), 2)) < BOUND
+    assert min(run(server, "column_input_layout", (transposed, "unsummed"), 2)) > 1000 * BOUND
 
 
-def test_activate_puts_the_package_on_the_path_once() -> None:
-    assert activate_in_a_process() == f"plain: {plain.PATH / 'transformer_engine' / '__init__.py'} 1"
+@pytest.mark.parametrize("gathered", [False, True])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_returned_norm(server: RankServer, sequence_parallel: bool, gathered: bool) -> None:
+    assert max(run(server, "returned_norm", (sequence_parallel, gathered, None), 2)) < BOUND
+    assert min(run(server, "returned_norm", (sequence_parallel, gathered, "summed"), 2)) > 1000 * BOUND
 
 
-@pytest.mark.parametrize("namespace", [False, True], ids=["package", "without_init"])
-def test_activate_beside_a_real_transformer_engine_is_refused(tmp_path: Path, namespace: bool) -> None:
-    package = tmp_path / "transformer_engine"
-    (package / "pytorch").mkdir(parents=True)
-    if not namespace:
-        (package / "__init__.py").touch()
-    said = activate_in_a_process(tmp_path)
-    if namespace:  # a stray directory is nobody's installation
-        assert said.startswith("plain: ")
-    else:
-        assert said.startswith("refused: transformer_engine is installed")
-        assert "\n" not in said
+def test_context_parallelism_takes_the_mask_that_verl_gives(server: RankServer) -> None:
+    assert max(run(server, "context_padding", None, 2)) < BOUND
+    report = report_of(server, "context_padding", "more", 2)
+    raised = report.ranks[report.failed_first or 0].raised
+    assert raised is not None
+    assert raised.type.endswith("PlainBackendError")
+
+
+def test_context_parallelism_can_be_turned_off(server: RankServer) -> None:
+    assert max(run(server, "context_parallel_off", None, 2)) < BOUND
+    assert not report_of(server, "context_parallel_off", "on", 2).ok
+
+
+def test_experts_can_be_saved(server: RankServer) -> None:
+    assert run(server, "expert_checkpoint") == [["_extra_state", "_extra_state1", "weight0", "weight1"]]
+
+
+def test_activate_refuses_a_stub_without_a_spec(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = ModuleType("transformer_engine")  # what MindSpeed puts there
+    monkeypatch.setitem(sys.modules, "transformer_engine", stub)
+    with pytest.raises(UsageFault, match="transformer_engine"):
+        plain.activate()

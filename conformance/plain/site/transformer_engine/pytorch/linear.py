@@ -133,9 +133,7 @@ class Linear(HighPrecision):
         from megatron.core.tensor_parallel import mappings
 
         if self.sequence_parallel:
-            whole = mappings.gather_from_sequence_parallel_region(
-                x, tensor_parallel_output_grad=True, group=self.tp_group
-            )
+            whole = mappings.gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=self.tp_group)
         else:
             whole = mappings.copy_to_tensor_model_parallel_region(x, group=self.tp_group)
         # megatron-core's all-reduce drops its result for a tensor that is not contiguous, and the gradient of a
