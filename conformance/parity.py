@@ -83,7 +83,10 @@ class Scales:
 
 
 def collect(results: Sequence[StepResult]) -> Numbers:
-    """Put the data-parallel slices back in order; the loss is verl's mean over data-parallel ranks."""
+    """Put the data-parallel slices back in order; the loss is verl's mean over data-parallel ranks.
+
+    Of what several ranks hold (weights, the grad norm) a copy that differs from the first is the one to be compared.
+    """
     import torch
 
     holders = sorted((r for r in results if r.log_probs is not None), key=lambda r: r.data_parallel_rank)
@@ -94,9 +97,23 @@ def collect(results: Sequence[StepResult]) -> Numbers:
         log_probs=torch.cat([r.log_probs for r in holders if r.log_probs is not None]),
         entropy=torch.cat([r.entropy for r in holders if r.entropy is not None]),
         loss=sum(losses) / len(losses) if losses else None,
-        grad_norm=holders[0].grad_norm,
-        weights=next((r.weights for r in results if r.weights is not None), None),
+        grad_norm=next((r.grad_norm for r in holders if r.grad_norm != holders[0].grad_norm), holders[0].grad_norm),
+        weights=_odd_copies([r.weights for r in results if r.weights is not None]),
     )
+
+
+def _odd_copies(copies: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor] | None:
+    """The first rank's weights, but for those of which another rank exports something else: that rank's."""
+    import torch
+
+    if not copies:
+        return None
+    chosen = dict(copies[0])
+    for copy in copies[1:]:
+        for name, tensor in copy.items():
+            if name not in chosen or not torch.equal(tensor, copies[0].get(name, chosen[name])):
+                chosen[name] = tensor
+    return chosen
 
 
 def compare(

@@ -55,7 +55,11 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         try:
             self.imported = cast(Imported, self._server.start())
         except ServerFault as fault:
-            raise UsageFault(f"the stack cannot be imported: {str(fault).strip().splitlines()[0]}") from fault
+            raised = fault.raised
+            if raised is not None and raised.type == "conformance.errors.UsageFault":
+                raise UsageFault(raised.message) from None  # it is a sentence for the user already
+            why = f"{raised.type}: {raised.message}" if raised else fault.message
+            raise UsageFault(f"the stack cannot be imported: {why.strip().splitlines()[0]}") from fault
         spec = models.CheckpointSpec(MODELS, str(self._directory))
         report = self._server.run(Job("fixtures", "conformance.models:write_checkpoints", spec, 1, DEADLINE_S))
         if not report.ok:

@@ -46,7 +46,7 @@ class StepResult:
 
     log_probs, entropy: (sequences of this data-parallel rank, RESPONSE), on the ranks that hold the outputs, else None.
     loss: this data-parallel rank's loss, summed over micro-batches. grad_norm: global, before clipping.
-    weights: after the update, Hugging Face names, on rank 0 only. export_fault: what verl's export of them raised; the
+    weights: after the update, Hugging Face names, as this rank exports them. export_fault: what verl's export of them raised; the
     step itself had ended well by then.
     """
 
@@ -111,7 +111,7 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
     }
     if spec.role == "actor":
         facts.update(structure.optimizer_facts(engine.optimizer))
-    weights, export_fault = export_weights(engine, keep=context.rank == 0) if spec.role == "actor" else (None, None)
+    weights, export_fault = export_weights(engine) if spec.role == "actor" else (None, None)
     clock.lap("export")
     return StepResult(
         rank=context.rank,
@@ -205,16 +205,15 @@ def output_of(engine: Any, output: dict[str, Any], data: Any, role: Role) -> dic
     }
 
 
-def export_weights(engine: Any, keep: bool) -> tuple[dict[str, torch.Tensor] | None, Raised | None]:
-    """All weights in Hugging Face form by verl's own export, or what it raised. Every rank takes part, rank 0 keeps them."""
+def export_weights(engine: Any) -> tuple[dict[str, torch.Tensor] | None, Raised | None]:
+    """All weights in Hugging Face form by verl's own export, or what it raised. Every rank takes part and keeps its copy."""
     from conformance.ranks.capture import capture
 
     try:
         tensors, _adapter = engine.get_per_tensor_param()
-        kept = {name: tensor.detach().cpu().clone() for name, tensor in tensors if keep}
+        return {name: tensor.detach().cpu().clone() for name, tensor in tensors}, None
     except Exception as error:  # a failing export must not hide what the step showed
         return None, capture(error)
-    return (kept if keep else None), None
 
 
 class _Watched:
