@@ -239,6 +239,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"key": randn(2, 3, 7, 8), "value": randn(2, 3, 7, 6)}, "no multiple of 3 key heads"),
     ({"value": randn(2, 2, 7, 9)}, "Dq = Dk >= Dv"),
     ({"query": randn(3, 4, 5, 8)}, "one batch size"),
+    ({"value": randn(2, 2, 6, 6)}, "size of their heads only"),
+    ({"head_num": 0}, "must be positive"),
     ({"query": randn(4, 5, 8)}, "4-dimensional"),
     ({"atten_mask": torch.zeros(5, 6, dtype=torch.bool)}, "fits neither"),
     ({"atten_mask": torch.zeros(5, 7)}, "bool or uint8"),

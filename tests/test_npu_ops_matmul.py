@@ -77,6 +77,7 @@ FORBIDDEN: list[tuple[str, dict[str, Any]]] = [
     ("one dtype", {"weight": [W.float()]}),
     ("do not multiply", {"weight": [W.transpose(1, 2)]}),
     ("needs a group_list", {"group_list": None}),
+    ("-1, 0 and 2, but got None", {"group_type": None}),
 ]
 
 

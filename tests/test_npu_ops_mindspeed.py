@@ -55,10 +55,41 @@ for pad, rows in ((False, 12), (True, 8)):
     dy, dp = torch.randn(6, 3), torch.randn(rows)
     grads = [torch.autograd.grad((a, b), (tokens, probs), (dy, dp)) for a, b in ((mine, p), (theirs, q))]
     torch.testing.assert_close(*grads)
+for pad, rows in ((False, 12), (True, 8)):
+    mine, p, _ = MoePermuteMaskMap.apply(tokens, routing, None, rows, pad)
+    assert p is None, p
+    theirs = permute(tokens, routing, num_out_tokens=rows, drop_and_pad=pad)[0]
+    dy = torch.randn(rows, 3)
+    torch.testing.assert_close(*(torch.autograd.grad(a, tokens, dy) for a in (mine, theirs)))
 torch_npu.ops.moe_routing_map.scatter_probs = lambda values, routing: values.new_zeros(routing.shape)
 _, p, _ = MoePermuteMaskMap.apply(tokens, routing, probs, 12, False)
 faulty = torch.autograd.grad(p.sum(), probs)[0]
 assert not torch.allclose(faulty, routing.float()), "a dropped gradient must show"
+"""
+
+
+GROUPED_GEMM = """
+import acl
+from mindspeed.features_manager.moe.gmm import MoEGmmFeature
+from mindspeed.patch_utils import MindSpeedPatchesManager
+from argparse import Namespace
+adaptor = "mindspeed.core.transformer.moe.moe_feature.adaptor"
+hidden, sys.modules["acl"] = acl, None
+try:
+    MoEGmmFeature().register_patches(MindSpeedPatchesManager, Namespace(moe_grouped_gemm=True, use_ascend_mc2=False))
+    raise SystemExit("without acl this must fail")
+except ModuleNotFoundError as error:
+    assert "acl" in str(error), error
+for name in [n for n in sys.modules if n.startswith("mindspeed.core.transformer.moe.")]:
+    del sys.modules[name]
+sys.modules["acl"] = hidden
+MoEGmmFeature().register_patches(MindSpeedPatchesManager, Namespace(moe_grouped_gemm=True, use_ascend_mc2=False))
+assert "910B" in acl.get_soc_name() and "910B" in torch.npu.get_device_name()
+try:
+    acl.rt
+    raise SystemExit("an unknown name must be refused")
+except AttributeError as error:
+    assert "'acl' has no attribute 'rt'" in str(error), error
 """
 
 
@@ -74,7 +105,7 @@ def run(body: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("body", [GROUPED, PERMUTATION], ids=["grouped", "permutation"])
+@pytest.mark.parametrize("body", [GROUPED, PERMUTATION, GROUPED_GEMM], ids=["grouped", "permutation", "grouped_gemm"])
 def test_mindspeed_agrees_with_plain_torch(body: str) -> None:
     done = run(body)
     assert done.returncode == 0, done.stderr[-2000:]

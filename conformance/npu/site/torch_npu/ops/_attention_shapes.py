@@ -28,6 +28,13 @@ def check_inputs(op: str, query: Tensor, key: Tensor, value: Tensor, head_num: i
         op,
         f"layout {layout} takes {_RANK[layout]}-dimensional tensors, got {[t.dim() for t in tensors]}.",
     )
+    require(head_num > 0, op, f"head_num must be positive, got {head_num}.")
+    shared = 2 if layout in ("SBH", "BSH") else -1
+    require(
+        key.shape[:shared] == value.shape[:shared],
+        op,
+        f"key {tuple(key.shape)} and value {tuple(value.shape)} may differ in the size of their heads only.",
+    )
     if layout in ("SBH", "BSH"):
         require(query.shape[-1] % head_num == 0, op, f"hidden size {query.shape[-1]} is no multiple of {head_num}.")
         width = query.shape[-1] // head_num

@@ -10,7 +10,11 @@ from ._registry import Arguments, Derivative, differentiable, kernel
 
 
 def _halves(input: Tensor, dim: int, op: str) -> tuple[Tensor, Tensor]:
-    require(input.dim() > 0 and input.shape[dim] % 2 == 0, op, f"dimension {dim} of {tuple(input.shape)} must be even.")
+    require(
+        -input.dim() <= dim < input.dim() and input.shape[dim] % 2 == 0,
+        op,
+        f"dimension {dim} of {tuple(input.shape)} must be even.",
+    )
     gate, linear = wide(input).chunk(2, dim)
     return gate, linear
 

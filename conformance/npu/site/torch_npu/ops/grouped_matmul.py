@@ -112,6 +112,7 @@ def _with_tensor(
     if group_list is not None:
         require(group_list.dtype == torch.int64, OP, f"group_list must be int64, got {group_list.dtype}.")
         require(group_list.dim() == 1, OP, f"group_list must have 1 dimension, got {group_list.dim()}.")
+    require(group_type is not None, OP, "group_type only supports -1, 0 and 2, but got None")  # the vendor's words
     entries = None if group_list is None else group_list.tolist()
     kind = {"split_item": split_item, "group_type": group_type, "group_list_type": group_list_type}
     return grouped_matmul(x, weight, bias=bias, group_list=entries, **kind)

@@ -105,8 +105,8 @@ def token_unpermute_grad(
     probs: Tensor | None = None,
     padded_mode: bool = False,
     restore_shape: list[int] | None = None,  # noqa: ARG001 - counts in padded mode only
-) -> tuple[Tensor, Tensor]:
-    """Gradients of permuted_tokens and of probs (empty without probs)."""
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of permuted_tokens and of probs (None without probs)."""
     op = "npu_moe_token_unpermute_grad"
     _plain(op, padded_mode)
     choices = _choices(op, sorted_indices, probs)
@@ -114,7 +114,7 @@ def token_unpermute_grad(
     weighted = grad if probs is None else grad * wide(probs)[..., None]
     dtokens = place(weighted.flatten(0, 1), sorted_indices, len(permuted_tokens)).to(permuted_tokens.dtype)
     if probs is None:
-        return dtokens, permuted_tokens.new_empty(0)
+        return dtokens, None
     return dtokens, (collect(permuted_tokens, sorted_indices, choices) * grad).sum(-1).to(probs.dtype)
 
 

@@ -18,7 +18,7 @@ from .moe import collect, place
 
 def _check_map(op: str, routing_map: Tensor) -> None:
     require(routing_map.dim() == 2, op, f"routing_map must have 2 dimensions, got {routing_map.dim()}.")
-    dtypes = torch.bool, torch.int8, torch.uint8
+    dtypes = torch.bool, torch.int8
     require(routing_map.dtype in dtypes, op, f"routing_map must be bool or int8, got {routing_map.dtype}.")
 
 
@@ -60,8 +60,8 @@ def permute_with_routing_map(
     probs: Tensor | None = None,
     num_out_tokens: int | None = None,
     drop_and_pad: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Permuted tokens (rows, H), permuted probs (rows,) (empty without probs), sorted_indices int32 (rows,).
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Permuted tokens (rows, H), permuted probs (rows,) (None without probs), sorted_indices int32 (rows,).
 
     `num_out_tokens` is the number of rows: N * K, or E * capacity with drop_and_pad; None means N.
     """
@@ -69,21 +69,22 @@ def permute_with_routing_map(
     _check_map(op, routing_map)
     require(tokens.dim() == 2, op, f"tokens must have 2 dimensions, got {tokens.dim()}.")
     require(len(tokens) == len(routing_map), op, f"{len(tokens)} tokens, routing_map for {len(routing_map)}.")
-    require(probs is None or probs.shape == routing_map.shape, op, "probs must have routing_map's shape.")
+    if probs is not None:
+        require(probs.shape == routing_map.shape, op, "probs must have routing_map's shape.")
+        require(probs.dtype == tokens.dtype, op, f"probs must have tokens' dtype {tokens.dtype}, got {probs.dtype}.")
     rows = len(tokens) if num_out_tokens is None else num_out_tokens
-    none = tokens.new_empty(0)
     if drop_and_pad:
         experts = routing_map.shape[1]
         capacity = rows // experts
         require(capacity <= len(tokens), op, f"capacity {capacity} exceeds the number of tokens, {len(tokens)}.")
         by_need = routing_map.T.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
         chosen = by_need[:, :capacity].reshape(-1)
-        picked = none if probs is None else probs[chosen, expert_of_row(len(chosen), experts)]
+        picked = None if probs is None else probs[chosen, expert_of_row(len(chosen), experts)]
         return tokens[chosen], picked, chosen.to(torch.int32)
     _choices(op, routing_map, rows)
     # Positions (expert, token) in expert order; ranking them by token gives each token's rows in expert order.
     token_of_row = routing_map.bool().T.nonzero()[:, 1]
-    picked = none if probs is None else select_probs(probs, routing_map)
+    picked = None if probs is None else select_probs(probs, routing_map)
     return tokens[token_of_row], picked, token_of_row.argsort(stable=True).to(torch.int32)
 
 
@@ -96,20 +97,20 @@ def permute_with_routing_map_grad(
     experts_num: int,
     tokens_num: int,
     drop_and_pad: bool,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of tokens (N, H) and of probs (N, E), the latter empty without `probs_grad`."""
-    grad, none = permuted_token_out_grad, permuted_token_out_grad.new_empty(0)
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of tokens (N, H) and of probs (N, E), the latter None without `probs_grad`."""
+    grad = permuted_token_out_grad
     if drop_and_pad:
         at = sorted_indices.long()
         dtokens = wide(grad).new_zeros(tokens_num, grad.shape[1]).index_add_(0, at, wide(grad))
         if probs_grad is None:
-            return dtokens.to(grad.dtype), none
+            return dtokens.to(grad.dtype), None
         dprobs = probs_grad.new_zeros(tokens_num, experts_num)
         dprobs[at, expert_of_row(len(at), experts_num)] = probs_grad
         return dtokens.to(grad.dtype), dprobs
     choices = _choices("npu_moe_token_permute_with_routing_map_grad", routing_map, len(sorted_indices))
     dtokens = collect(grad, sorted_indices, choices).sum(1)
-    return dtokens.to(grad.dtype), none if probs_grad is None else scatter_probs(probs_grad, routing_map)
+    return dtokens.to(grad.dtype), None if probs_grad is None else scatter_probs(probs_grad, routing_map)
 
 
 @kernel("_npu_moe_token_unpermute_with_routing_map")
@@ -121,8 +122,8 @@ def unpermute_with_routing_map(
     probs: Tensor | None = None,
     routing_map: Tensor | None = None,
     drop_and_pad: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Output (N, H) = `restore_shape`, out_index, permuted_token_id, permuted probs.
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Output (N, H) = `restore_shape`, out_index, permuted_token_id, permuted probs (None without probs).
 
     With drop_and_pad, permuted_token_id is sorted_indices in rising order and out_index the rows they come from.
     Without, the gradient wants sorted_indices in both places (so MindSpeed calls it) and both are returned so.
@@ -131,7 +132,7 @@ def unpermute_with_routing_map(
     require(len(sorted_indices) == len(permuted_tokens), op, "sorted_indices and permuted_tokens differ in length.")
     require(len(restore_shape) == 2, op, f"restore_shape must be (tokens, hidden size), got {restore_shape}.")
     rows, experts = wide(permuted_tokens), 0 if probs is None else probs.shape[1]
-    picked = permuted_tokens.new_empty(0)
+    picked = None
     if drop_and_pad:
         at = sorted_indices.long()
         if probs is not None:
@@ -179,19 +180,19 @@ def unpermute_with_routing_map_grad(
     probs: Tensor | None,
     drop_and_pad: bool,
     restore_shape: list[int],
-) -> tuple[Tensor, Tensor]:
-    """Gradients of permuted_tokens (rows, H) and of probs (N, E), the latter empty without probs.
+) -> tuple[Tensor, Tensor | None]:
+    """Gradients of permuted_tokens (rows, H) and of probs (N, E), the latter None without probs.
 
     Row out_index[i] gets the gradient of token permuted_token_id[i] with drop_and_pad, of token i // K without.
     """
     op = "npu_moe_token_unpermute_with_routing_map_grad"
     dtype, grad = unpermuted_tokens_grad.dtype, wide(unpermuted_tokens_grad)
-    rows, none = len(out_index), unpermuted_tokens_grad.new_empty(0)
+    rows = len(out_index)
     choices = max(rows // max(restore_shape[0], 1), 1)
     token_of = permuted_token_id.long() if drop_and_pad else torch.arange(rows) // choices
     row_grad = place(grad[token_of], out_index, rows)
     if probs is None:
-        return row_grad.to(dtype), none
+        return row_grad.to(dtype), None
     if permuted_tokens is None or routing_map is None:
         raise RuntimeError(f"{op}: probs need permuted_tokens and routing_map.")
     expert_order = (row_grad * wide(permuted_tokens)).sum(-1)
