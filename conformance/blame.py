@@ -38,8 +38,7 @@ Kind = Literal["refused", "crash", "error"]
 def owner_of(raised: Raised) -> str:
     """The package whose code the failure rose in; `conformance` for ours."""
     for frame in reversed(raised.frames):
-        ours = _is_ours(frame)
-        if ours:
+        if _is_ours(frame):
             if _is_operator_refusal(frame, raised):
                 continue  # the emulated operator speaks for the hardware: the caller owns the failure
             return "conformance"
@@ -58,7 +57,7 @@ def kind_of(raised: Raised, keys: Iterable[str]) -> Kind:
     """`keys`: the full dotted keys that the case set."""
     if owner_of(raised) == "conformance":
         return "error"
-    innermost = raised.frames[-1] if raised.frames else None
+    innermost = next((frame for frame in reversed(raised.frames) if not _is_probe(frame)), None)
     # The line of an assert that spans several lines is the one that was being evaluated: there only the type tells.
     deliberate = raised.type == "AssertionError" or (innermost and _DELIBERATE.search(innermost.source))
     if innermost is not None and _upstream(innermost) and deliberate:
@@ -101,7 +100,12 @@ def short_path(file: str) -> str:
 
 
 def _is_ours(frame: Frame) -> bool:
-    return Path(frame.file).is_relative_to(HERE)
+    return Path(frame.file).is_relative_to(HERE) and not _is_probe(frame)
+
+
+def _is_probe(frame: Frame) -> bool:
+    """A probe passes through what it observes: an error in its frame is that of the code that it observes."""
+    return Path(frame.file).is_relative_to(HERE / "probes")
 
 
 def _is_operator_refusal(frame: Frame, raised: Raised) -> bool:
@@ -109,7 +113,9 @@ def _is_operator_refusal(frame: Frame, raised: Raised) -> bool:
 
 
 def _upstream(frame: Frame) -> str | None:
-    if _is_ours(frame) or (frame.file.startswith(sys.base_prefix + "/lib/python3") and "site-packages" not in frame.file):
+    if Path(frame.file).is_relative_to(HERE) or (
+        frame.file.startswith(sys.base_prefix + "/lib/python3") and "site-packages" not in frame.file
+    ):
         return None
     path = short_path(frame.file)
     return OWNERS.get(path.partition("/")[0])

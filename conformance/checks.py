@@ -5,6 +5,7 @@ What differs between rows is data in `matrix.yaml`; nothing here knows a row.
 
 from __future__ import annotations
 
+import difflib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -103,7 +104,7 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
     watch = _watch(row, role, variant, reads)
     sides: tuple[Side, ...] = ("on", "off", "absent")
     on, off, absent = (
-        runner.step(role, row.model, row.world_size, row.overrides(variant, side), "float32", watch) for side in sides
+        runner.step(role, row.model, row.world_size, row.overrides(variant, side), row.precisions[0], watch) for side in sides
     )
     if not on.ok:
         return _failed(on, row, variant)
@@ -123,12 +124,14 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
     judgement = engaged.judge(evidence, on_facts, off_facts)
     detail["evidence"] = list(judgement.lines)
     detail["absent"] = _absent(absent, on_facts, off_facts)
-    summary = judgement.summary
-    if judgement.outcome == "no_effect":
-        unread = [fact.partition(".")[2] for fact in reads if not any(facts.get(fact) for facts in on_facts)]
-        if unread:
-            summary += f"; no code of the stack read {', '.join(unread)}"
-    return _Conclusion(judgement.outcome, summary, **detail)
+    unread = [fact.partition(".")[2] for fact in reads if not any(facts.get(fact) for facts in on_facts)]
+    if judgement.outcome in ("always_on", "no_effect") and unread and len(unread) == len(reads):
+        # Set, stored and read by nobody: the key has no effect, also where what it promises runs anyway.
+        options = results_of(on)[0].options
+        near = [n for key in unread for n in difflib.get_close_matches(key, options, 1, 0.6)]
+        hint = f"; near names that exist: {', '.join(near)}" if near else ""
+        return _Conclusion("no_effect", f"no code of the stack reads {', '.join(unread)}{hint}", **detail)
+    return _Conclusion(judgement.outcome, judgement.summary, **detail)
 
 
 def _reads(runner: Runner, row: Row, variant: str) -> tuple[str, ...]:
@@ -153,6 +156,8 @@ def _absent(absent: JobReport, on: list[Any], off: list[Any]) -> str:
 
 
 def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Precision) -> _Conclusion:
+    if "float32" not in row.precisions:
+        return _Conclusion("unsupported", "no float32 baseline to check against Hugging Face's model: see the row's note")
     # The float32 run is the one that `engaged` looked at, watched facts and all.
     watch = _watch(row, role, variant, _reads(runner, row, variant)) if precision == "float32" else ()
     overrides = row.overrides(variant, "on")

@@ -296,6 +296,7 @@ class Row(Strictly):
     model: Literal["dense", "moe", "mla"]
     world_size: WorldSize
     topology: Topology = Topology()
+    precisions: Items[Literal["float32", "bfloat16"]] = Field(("float32", "bfloat16"), min_length=1)
     documented: Spelling
     variants: Items[Variant] = ()
     parity: Literal["identical", "reordered", "kernel"]

@@ -59,6 +59,8 @@ class StepResult:
     weights: dict[str, torch.Tensor] | None
     facts: Facts
     export_fault: Raised | None = None
+    #: Names that a key under override_transformer_config could have meant: config fields and MindSpeed's arguments.
+    options: tuple[str, ...] = ()
     readers: dict[str, list[str]] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
 
@@ -120,6 +122,7 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
         facts=facts,
         export_fault=export_fault,
         readers=watched.reads.readers(),
+        options=watched.options(),
         seconds=clock.laps,
         **output_of(engine, output, data, spec.role),
     )
@@ -228,6 +231,19 @@ class _Watched:
     def of(self, family: str) -> list[str]:
         prefix = family + "."
         return [fact.removeprefix(prefix) for fact in self._watch if fact.startswith(prefix)]
+
+    def options(self) -> tuple[str, ...]:
+        """Fields of the transformer configs and arguments of MindSpeed, without the watched keys themselves."""
+        import sys
+
+        from megatron.core.transformer import MLATransformerConfig
+
+        names = {field.name for field in dataclasses.fields(MLATransformerConfig)}
+        if "mindspeed.megatron_adaptor" in sys.modules:
+            from mindspeed.args_utils import get_full_args
+
+            names |= set(vars(get_full_args()))
+        return tuple(sorted(names - self.reads.keys)) if self.reads.keys else ()
 
     def attach_reads(self) -> None:
         """Observe the transformer config class and, where MindSpeed is there, its argument store."""

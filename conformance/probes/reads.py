@@ -1,7 +1,8 @@
 """Was a key read at all? Reads of MindSpeed's argument store and of the transformer config, by name and reader.
 
 A key that is set, stored and never read has no effect, whatever the documentation says. Only reads from the stack's own
-code count: copying, printing and dataclass plumbing read every field and mean nothing.
+code count, and only reads that ask for the key by name: copying, printing and dataclass plumbing go through every field
+and mean nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable
+from types import FrameType
 from typing import Any
 
 from conformance.probes import Facts
@@ -49,7 +51,7 @@ class ReadTrace:
         if frame.f_code.co_filename == "<string>":  # a generated dataclass method, such as __repr__ or __eq__
             return
         reader = str(frame.f_globals.get("__name__", ""))
-        if reader.startswith(READERS):
+        if reader.startswith(READERS) and _asks_for(frame, name):
             self.reads[(name, f"{reader}:{frame.f_code.co_qualname}")] += 1
 
     def facts(self) -> Facts:
@@ -65,3 +67,11 @@ class ReadTrace:
         for key, reader in sorted(self.reads):
             found.setdefault(key, []).append(reader)
         return found
+
+
+def _asks_for(frame: FrameType, name: str) -> bool:
+    """Whether the reading code names the key: in its text, or as an attribute of its object (a feature has its key's name)."""
+    code = frame.f_code
+    if name in code.co_names or name in code.co_consts:
+        return True
+    return name in [v for v in getattr(frame.f_locals.get("self"), "__dict__", {}).values() if isinstance(v, str)]

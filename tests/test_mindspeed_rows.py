@@ -1,0 +1,81 @@
+"""Real MindSpeed: what the fused rows call per layer, and how large the differences are, kept as found by running.
+
+A MindSpeed (or an emulation) that calls other operators, or computes otherwise, shows as a difference here, not as a silent
+pass. After looking at such a difference: `python tests/test_mindspeed_rows.py` writes the file anew.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conformance.backend import BackendSpec
+from conformance.matrix import load_matrix
+from conformance.runner import Runner, mask_of, results_of, scales_of
+from conformance.stack import find_mindspeed
+
+pytestmark = [pytest.mark.stack, pytest.mark.mindspeed]
+
+EXPECTED = Path(__file__).parent / "expected" / "mindspeed-core_r0.16.0.json"
+#: Fused rows in the spelling that works.
+ROWS = (("flash-attn", "documented"), ("swiglu", "effective"), ("permute", "effective"), ("gemm", "documented"))
+LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[Runner]:
+    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed())) as started:
+        started.start()
+        yield started
+
+
+def observe(runner: Runner, row_id: str, variant: str) -> dict[str, dict[str, float | int]]:
+    """Operator calls per layer of one actor update, and the order of magnitude of each parity figure."""
+    from conformance import parity
+
+    row = load_matrix()[row_id]
+    report = runner.step("actor", row.model, row.world_size, row.overrides(variant, "on"))
+    assert report.ok, report.reason
+    facts = results_of(report)[0].facts
+    figures = parity.compare(
+        parity.collect(results_of(report)),
+        runner.baseline(row.model, "actor", "float32"),
+        runner.truth(row.model, "actor"),
+        mask_of(row.model),
+        row.parity,
+        "float32",
+        scales_of(row.model),
+    )
+    return {
+        "calls per layer": {
+            name.removeprefix("ops."): float(count) / LAYERS for name, count in sorted(facts.items()) if name.startswith("ops.")
+        },
+        "order of magnitude": {f.quantity: math.floor(math.log10(f.difference)) if f.difference else 0 for f in figures},
+    }
+
+
+@pytest.mark.parametrize(("row", "variant"), ROWS)
+def test_calls_and_magnitudes_are_as_found(runner: Runner, row: str, variant: str) -> None:
+    expected = json.loads(EXPECTED.read_text(encoding="utf-8"))[row]
+    seen = observe(runner, row, variant)
+    assert seen["calls per layer"] == expected["calls per layer"]
+    for quantity, order in expected["order of magnitude"].items():
+        # One order either way: the last digit of a rounding error is not the same on every processor.
+        assert abs(seen["order of magnitude"][quantity] - order) <= 1, quantity
+
+
+def main() -> None:
+    """Write the expected values from a run."""
+    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed())) as runner:
+        runner.start()
+        found = {row: observe(runner, row, variant) for row, variant in ROWS}
+    EXPECTED.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
