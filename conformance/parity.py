@@ -53,6 +53,8 @@ class Numbers:
     loss: float | None
     grad_norm: float | None
     weights: dict[str, torch.Tensor] | None
+    #: Exports of other ranks, where they are not bitwise the same.
+    other_weights: tuple[dict[str, torch.Tensor], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Scales:
 def collect(results: Sequence[StepResult]) -> Numbers:
     """Put the data-parallel slices back in order; the loss is verl's mean over data-parallel ranks.
 
-    Of what several ranks hold (weights, the grad norm) a copy that differs from the first is the one to be compared.
+    Several ranks hold the grad norm and export the weights: where copies differ, all are compared.
     """
     import torch
 
@@ -93,27 +95,25 @@ def collect(results: Sequence[StepResult]) -> Numbers:
     if [r.data_parallel_rank for r in holders] != list(range(len(holders))) or not holders:
         raise ConformanceError(f"outputs came from data-parallel ranks {[r.data_parallel_rank for r in holders]}")
     losses = [r.loss for r in holders if r.loss is not None]
+    exports = [r.weights for r in results if r.weights is not None]
     return Numbers(
         log_probs=torch.cat([r.log_probs for r in holders if r.log_probs is not None]),
         entropy=torch.cat([r.entropy for r in holders if r.entropy is not None]),
         loss=sum(losses) / len(losses) if losses else None,
         grad_norm=next((r.grad_norm for r in holders if r.grad_norm != holders[0].grad_norm), holders[0].grad_norm),
-        weights=_odd_copies([r.weights for r in results if r.weights is not None]),
+        weights=exports[0] if exports else None,
+        other_weights=_odd_copies(exports),
     )
 
 
-def _odd_copies(copies: Sequence[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor] | None:
-    """The first rank's weights, but for those of which another rank exports something else: that rank's."""
+def _odd_copies(copies: Sequence[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], ...]:
+    """The exports of other ranks that are not bitwise the first rank's."""
     import torch
 
-    if not copies:
-        return None
-    chosen = dict(copies[0])
-    for copy in copies[1:]:
-        for name, tensor in copy.items():
-            if name not in chosen or not torch.equal(tensor, copies[0].get(name, chosen[name])):
-                chosen[name] = tensor
-    return chosen
+    def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+        return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+    return tuple(copy for copy in copies[1:] if not same(copies[0], copy))
 
 
 def compare(
@@ -145,7 +145,8 @@ def compare(
         rule_here = replace(rule, kind="reordered") if name == "grad_norm" and kind == "identical" else rule
         # The loss is a mean of terms of order one.
         figures.append(rule_here.judge(name, sides, scales.relative(precision, passes), lambda _index: "global", floor=1.0))
-    figures.append(_weights(case, baseline, truth, rule))
+    copies = (replace(case, weights=weights) for weights in (case.weights, *case.other_weights))
+    figures.append(max((_weights(copy, baseline, truth, rule) for copy in copies), key=_excess))
     return figures
 
 

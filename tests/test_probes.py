@@ -44,6 +44,8 @@ def test_collectives_are_counted_by_group_and_kind(server: RankServer) -> None:
             "collectives.tp.broadcast": 1,
             "collectives.other.all_reduce": 1,
             f"collectives.other.{'send' if rank.rank == 0 else 'recv'}": 1,
+            "collectives.tp.any": 8,
+            "collectives.other.any": 2,
         }
         # 1 doubled by four reductions; the trace let every one of them through.
         assert values == {"gathered": 8 * 16.0, "scattered": 2 * 32.0}
@@ -52,7 +54,7 @@ def test_collectives_are_counted_by_group_and_kind(server: RankServer) -> None:
 def test_collectives_of_the_backward_pass_are_counted(server: RankServer) -> None:
     report = server.run(Job("backward", "probe_targets:trace_backward", None, 2, 60))
     assert report.ok, report
-    assert [rank.value for rank in report.ranks] == [{"collectives.other.all_reduce": 1}] * 2
+    assert [rank.value for rank in report.ranks] == [{"collectives.other.all_reduce": 1, "collectives.other.any": 1}] * 2
 
 
 @pytest.fixture(scope="module")
@@ -167,9 +169,10 @@ def test_profile_ends_with_an_exception(module: types.ModuleType) -> None:
 
 
 def reader(module: str) -> Callable[[Any, str], Any]:
-    """A function of that module which reads an attribute."""
+    """A function of that module which reads an attribute that its text names."""
     scope: dict[str, Any] = {"__name__": module}
-    source = "def read(instance, name):\n    return getattr(instance, name)"
+    choices = "".join(f"    if name == {name!r}: return instance.{name}\n" for name in ("key", "other", "missing"))
+    source = f"def read(instance, name):\n{choices}"
     exec(compile(source, "reader.py", "exec"), scope)
     return scope["read"]  # type: ignore[no-any-return]
 
@@ -224,6 +227,19 @@ def test_readers_that_do_not_count(classes: tuple[type, type], module: str) -> N
     assert reader(module)(classes[0](), "key") == 7
     assert trace.facts() == {"reads.key": 0}
     assert trace.readers() == {}
+
+
+def test_reading_whatever_there_is_does_not_count_but_a_feature_s_own_key_does(classes: tuple[type, type]) -> None:
+    scope: dict[str, Any] = {"__name__": "mindspeed.features"}
+    source = "def copy(instance, names):\n    return [getattr(instance, name) for name in names]\n"
+    source += "def is_need_apply(self, instance):\n    return getattr(instance, self.feature_name)"
+    exec(compile(source, "features.py", "exec"), scope)
+    trace = ReadTrace(["key"])
+    trace.attach_class(classes[0])
+    assert scope["copy"](classes[0](), ["key", "other"]) == [7, 8]
+    assert trace.facts() == {"reads.key": 0}
+    assert scope["is_need_apply"](Namespace(feature_name="key"), classes[0]()) == 7
+    assert trace.facts() == {"reads.key": 1}
 
 
 def test_plumbing_does_not_count(classes: tuple[type, type]) -> None:
