@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from conformance.blame import HERE, OWNERS, failure_of, kind_of, owner_of, record_of, short_path
 from conformance.ranks import Frame, JobReport, Raised, RankReport
 
-SITE = "/home/user/venv/lib/python3.11/site-packages"
+SITE = "/opt/venv/lib/python3.11/site-packages"
 TORCH = f"{SITE}/torch/nn/modules/module.py"
 VERL = f"{SITE}/verl/workers/config/engine.py"
 CORE = f"{SITE}/megatron/core/transformer/attention.py"
