@@ -64,14 +64,13 @@ def run(spec: AcceptSpec, context: RankContext) -> dict[Role, list[FormResult]]:
 
 def _answer(spec: AcceptSpec, question: Question) -> list[FormResult]:
     base = [*verl_config.base_overrides(spec.checkpoint, spec.world_size, len(models.LENGTHS)), *question.given]
-    before = _transformer_overrides(verl_config.compose(base), question.role)
     attempts = [(str(form), [override_text(k, v, form) for k, v in question.settings]) for form in FORMS]
     if question.inherited:
         attempts.append(("inherited", [override_text(k, v, "++") for k, v in question.inherited]))
-    return [_try(name, overrides, base, before, question) for name, overrides in attempts]
+    return [_try(name, overrides, base, question) for name, overrides in attempts]
 
 
-def _try(name: str, overrides: list[str], base: list[str], before: dict[str, Any], question: Question) -> FormResult:
+def _try(name: str, overrides: list[str], base: list[str], question: Question) -> FormResult:
     from conformance.ranks.capture import capture
 
     try:
@@ -79,8 +78,8 @@ def _try(name: str, overrides: list[str], base: list[str], before: dict[str, Any
         engine = verl_config.engine_configs(composed, question.role).engine
     except Exception as error:
         return FormResult(name, tuple(overrides), capture(error))
-    after = _transformer_overrides(composed, question.role)
-    lost = tuple(sorted(set(before) - set(after)))
+    # ref inherits the actor's mapping: what the actor has and ref has not was dropped by writing under ref.
+    lost = tuple(sorted(set(_transformer_overrides(composed, "actor")) - set(_transformer_overrides(composed, question.role))))
     missing = tuple(key for key, value in question.settings if not _landed(engine, key, value))
     return FormResult(name, tuple(overrides), None, lost, missing)
 

@@ -18,7 +18,7 @@ import pytest
 
 from conformance import known, matrix, stack
 from conformance.backend import BackendSpec, Imported
-from conformance.errors import ConformanceError, UsageFault
+from conformance.errors import UsageFault
 from conformance.publish import publish, write_tables
 from conformance.results import (
     PRECISIONS,
@@ -30,7 +30,7 @@ from conformance.results import (
     new_run_directory,
     read_results,
 )
-from conformance.runner import BaselineFault, Runner
+from conformance.runner import Runner
 
 HERE = Path(__file__).resolve().parent
 REPORTS = HERE.parent / "reports"
@@ -227,6 +227,8 @@ class Session:
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.directory is None or self.writer is None:
             return
+        for line in stack.deviations(self.header.stack) if self.header else []:
+            terminalreporter.write_line(f"conformance: untested combination: {line}")
         for line in getattr(self, "stale", []):
             terminalreporter.write_line(f"known_issues.yaml: matches no check of this run: {line}")
         where = getattr(self, "published", None) or self.directory
@@ -284,6 +286,3 @@ def conclude(request: pytest.FixtureRequest, runner: Runner, record: CheckRecord
         pytest.skip(f"{record.outcome}: {record.summary}")
     if record.outcome != "pass":
         pytest.fail(f"{record.outcome}: {record.summary}", pytrace=False)
-
-
-__all__ = ["BaselineFault", "ConformanceError", "conclude", "runner"]
