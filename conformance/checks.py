@@ -68,7 +68,7 @@ def _accepted(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion
     if last is None:
         lost = ", ".join(forms[-1].missing)
         return _Conclusion("no_effect", f"composes, but {lost} does not reach {role}'s engine", forms=detail)
-    kind = blame.kind_of(last, [key for s in row.spelling(variant).settings for key in (s.key,)])
+    kind = blame.kind_of(last, [s.key for s in row.spelling(variant).settings])
     outcome: Outcome = "error" if kind == "error" else "refused"
     exception = blame.record_of(last)
     return _Conclusion(outcome, f"{exception.type}: {exception.message}", exception, forms=detail)

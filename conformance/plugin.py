@@ -5,6 +5,7 @@ Policy lives elsewhere: what a check concludes in `checks`, what is expected in 
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import json
@@ -73,15 +74,13 @@ def _is_wanted(config: pytest.Config) -> bool:
     return any((config.invocation_params.dir / path).resolve().is_relative_to(HERE) for path in paths)
 
 
-class one_line:
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
     """Turn a UsageFault into pytest's exit with one line and code 2."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, value: BaseException | None, tb: object) -> None:
-        if isinstance(value, UsageFault):
-            pytest.exit(str(value), returncode=USAGE)
+    try:
+        yield
+    except UsageFault as fault:
+        pytest.exit(str(fault), returncode=USAGE)
 
 
 class Session:
@@ -98,16 +97,17 @@ class Session:
         self.directory: Path | None = None
         self.writer: ResultsWriter | None = None
         self.header: Header | None = None
-        self.matched: set[int] = set()
+        self.matched: list[known.KnownIssue] = []
         self.seen: set[str] = set()
+        self.stale: tuple[known.KnownIssue, ...] = ()
+        self.published: Path | None = None
+        self.started = ""
         self.done = 0
-        self.broken: str | None = None
         if not self.is_worker and not config.getoption("collectonly"):
             stack.require()
             self._check_core()
-            started = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-            self.started = started
-            self.directory = new_run_directory(config.getoption("reports") / "runs", started)
+            self.started = _now()
+            self.directory = new_run_directory(config.getoption("reports") / "runs", self.started)
 
     def _selected(self, ids: list[str]) -> tuple[matrix.Row, ...]:
         unknown = [i for i in ids if i not in set(self.matrix.ids())]
@@ -182,7 +182,7 @@ class Session:
         self.seen.add(record.row)
         entry = known.match(self.known, record, self.header)
         if entry is not None:
-            self.matched.add(id(entry))
+            self.matched.append(entry)
 
     def _progress(self, record: CheckRecord) -> None:
         reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
@@ -208,37 +208,36 @@ class Session:
         ended_well = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
         with one_line():
             if ended_well:
-                finished = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-                self.writer.finish(finished, round(time.monotonic() - self.began, 1))
+                self.writer.finish(_now(), round(time.monotonic() - self.began, 1))
             results = read_results(self.directory)
             write_tables(results, self.matrix.rows, self.directory)
             if results.complete and results.header.complete_selection:
                 self.published = publish(self.directory, self.config.getoption("reports"), results)
-        stale = self._stale() if ended_well and self.seen == set(self.matrix.ids()) else []
-        if stale and session.exitstatus == pytest.ExitCode.OK:
+        if ended_well and self.seen == set(self.matrix.ids()):
+            self.stale = known.unused(self.known, self.matched, results.header)
+        if self.stale and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        self.stale = stale
-
-    def _stale(self) -> list[str]:
-        assert self.header is not None
-        applying = [e for e in self.known if e.applies(self.header)]
-        return [f"{e.row} {e.variant} {e.check}: {e.reason}" for e in applying if id(e) not in self.matched]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.directory is None or self.writer is None:
             return
         for line in stack.deviations(self.header.stack) if self.header else []:
             terminalreporter.write_line(f"conformance: untested combination: {line}")
-        for line in getattr(self, "stale", []):
+        for entry in self.stale:
+            line = f"{entry.row} {entry.variant} {entry.check}: {entry.reason}"
             terminalreporter.write_line(f"known_issues.yaml: matches no check of this run: {line}")
-        where = getattr(self, "published", None) or self.directory
+        where = self.published or self.directory
         terminalreporter.write_line(f"conformance: results and support table in {_relative(where)}")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def header_of(session: Session, imported: Imported) -> Header:
     """The run's header; what it says of the stack is what the rank server imported."""
     return Header(
-        started=getattr(session, "started", ""),
+        started=session.started,
         device="npu" if imported.device == "npu" else "emulated",
         backend=session.backend.name,
         precisions=PRECISIONS,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from conformance.backend import BackendSpec
+from conformance.checks import run_check
 from conformance.matrix import load_matrix
 from conformance.runner import Runner, mask_of, results_of, scales_of
 from conformance.stack import find_mindspeed
@@ -67,6 +68,20 @@ def test_calls_and_magnitudes_are_as_found(runner: Runner, row: str, variant: st
     for quantity, order in expected["order of magnitude"].items():
         # One order either way: the last digit of a rounding error is not the same on every processor.
         assert abs(seen["order of magnitude"][quantity] - order) <= 1, quantity
+
+
+def test_a_key_that_nobody_reads_has_no_effect_and_the_right_one_is_named(runner: Runner) -> None:
+    record = run_check(runner, load_matrix()["permute"], "ref", "documented", "engaged", None)
+    assert record.outcome == "no_effect", record
+    assert "no code of the stack reads fused_permute_and_unpermute" in record.summary
+    assert "use_fused_moe_token_permute_and_unpermute" in record.summary
+
+
+def test_a_failure_within_a_traced_read_is_upstream_s(runner: Runner) -> None:
+    record = run_check(runner, load_matrix()["mc2"], "ref", "documented", "engaged", None)
+    assert record.outcome == "crash", record
+    assert record.exception is not None
+    assert record.exception.owner == "MindSpeed"
 
 
 def main() -> None:

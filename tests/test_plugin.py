@@ -73,6 +73,13 @@ def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
     assert (tmp_path / "reports").read_text() == "a file, not a directory"
 
 
+def copy_of_the_project(target: Path) -> None:
+    for name in ("conformance", "fixtures", "stacks"):
+        shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conftest.py", "pyproject.toml", "known_issues.yaml", "matrix.yaml"):
+        shutil.copy(ROOT / name, target / name)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
@@ -81,10 +88,7 @@ def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
     ],
 )
 def test_bad_matrix(tmp_path: Path, old: str, new: str, words: tuple[str, ...]) -> None:
-    for name in ("conformance", "fixtures", "stacks"):
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("conftest.py", "pyproject.toml", "known_issues.yaml"):
-        shutil.copy(ROOT / name, tmp_path / name)
+    copy_of_the_project(tmp_path)
     text = (ROOT / "matrix.yaml").read_text(encoding="utf-8")
     assert old in text
     (tmp_path / "matrix.yaml").write_text(text.replace(old, new, 1), encoding="utf-8")
@@ -101,6 +105,16 @@ def test_a_run_writes_results_and_tables_and_says_where(tmp_path: Path) -> None:
     assert {path.name for path in directory.iterdir()} == {"results.jsonl", "support-table.md", "support-table.zh.md"}
     assert "--row swiglu" in (directory / "support-table.md").read_text(encoding="utf-8")
     assert not [p for p in tmp_path.iterdir() if p.name != "runs"], "a part of the rows is not published"
+
+
+@pytest.mark.stack
+def test_a_known_issue_that_is_none_fails_the_run(tmp_path: Path) -> None:
+    copy_of_the_project(tmp_path)
+    entry = "issues: [{row: pp, check: engaged, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}]\n"
+    (tmp_path / "known_issues.yaml").write_text(entry, encoding="utf-8")
+    done = run("--row", "pp", "--backend", "plain", "--reports", str(tmp_path / "reports"), cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("passes now: remove the known issue") == 2, "one for actor, one for ref"
 
 
 def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
