@@ -66,7 +66,7 @@ _WARM = (
 
 def preload(spec: BackendSpec) -> Imported:
     """Import the whole stack, in the order that it needs. Runs once, in the rank server."""
-    from conformance import npu, plain
+    from conformance import config, npu, plain
 
     sys.argv = sys.argv[:1]  # MindSpeed parses the command line at import
     os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
@@ -87,6 +87,7 @@ def preload(spec: BackendSpec) -> Imported:
         importlib.import_module("torch_npu.contrib.transfer_to_npu")  # MindSpeed does this itself
     for name in _WARM:
         importlib.import_module(name)
+    config.compose(config.base_overrides("", 1, 1))  # what all ranks' compositions start from
     if spec.name == "mindspeed":
         _wake_lazy_modules()
     with contextlib.suppress(ImportError):

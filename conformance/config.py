@@ -7,9 +7,12 @@ composition follow `ActorRolloutRefWorker.init_model` of verl 0.9.1 (`verl/worke
 
 from __future__ import annotations
 
+import pickle
+import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +21,8 @@ Precision = Literal["float32", "bfloat16"]
 
 #: Sequences of a micro-batch. With 8 sequences: 4 micro-batches at data-parallel size 1, 2 at size 2, the same cut.
 MICRO_BATCH = 2
+#: The config group that chooses verl's Megatron engine; part of every composition.
+ENGINE = "model_engine=megatron"
 LEARNING_RATE = 0.01
 #: Large, so that an update is a smooth function of the gradient: with 1e-8 the first step is sign(g), and parity of weights
 #: would compare the signs of rounding errors.
@@ -31,7 +36,6 @@ def base_overrides(model_path: str, world_size: int, batch_size: int) -> list[st
     """
     arr = "actor_rollout_ref"
     return [
-        "model_engine=megatron",
         "algorithm.adv_estimator=grpo",
         "trainer.nnodes=1",
         f"trainer.n_gpus_per_node={world_size}",
@@ -55,7 +59,34 @@ def compose(overrides: Sequence[str]) -> Any:
     """verl's `ppo_trainer` configuration with these overrides, as an OmegaConf DictConfig.
 
     Raises what Hydra raises, e.g. ConfigCompositionException for a key that needs `+`.
+
+    A composition takes Hydra 0.3 s, nearly all of it for verl's 27 files; the overrides are the last, small part. The files
+    are composed once (by the warm server, see `backend.preload`), and the overrides applied to a copy by the function with
+    which Hydra itself ends a composition. `tests/test_config.py` compares both ways. What names a config group takes the
+    long way, since it changes the list of files.
     """
+    from hydra._internal.config_loader_impl import ConfigLoaderImpl
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import ConfigCompositionException
+    from omegaconf.errors import OmegaConfBaseException
+
+    if not all(_VALUE.match(text) for text in overrides):
+        return compose_from_files([ENGINE, *overrides])
+    config = pickle.loads(_megatron_defaults())
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    try:
+        ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException().with_traceback(error.__traceback__) from error  # as Hydra's load_configuration
+    return config
+
+
+#: A value of a key somewhere below the root: no config group, whose override has no dot, or `@`, or `/`.
+_VALUE = re.compile(r"[+~]*\w+(\.\w+)+(=|$)")
+
+
+def compose_from_files(overrides: Sequence[str]) -> Any:
+    """The same by Hydra's public function, from verl's files, with nothing remembered."""
     import verl.trainer
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
@@ -65,6 +96,12 @@ def compose(overrides: Sequence[str]) -> Any:
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=directory, version_base=None):
         return hydra_compose("ppo_trainer", list(overrides))
+
+
+@cache
+def _megatron_defaults() -> bytes:
+    """The composition without any value of ours, pickled: that is the fastest way to copy it."""
+    return pickle.dumps(compose_from_files([ENGINE]))
 
 
 @dataclass(frozen=True)
