@@ -11,6 +11,7 @@ import warnings
 from dataclasses import dataclass
 
 from conformance.npu import Mode
+from conformance.parking import Parked
 from conformance.results import Package
 from conformance.stack import BackendName, MindSpeed, collect
 
@@ -64,6 +65,19 @@ _WARM = (
 )
 
 
+#: Large packages that come along with verl and take no part in a step; see `parking`.
+_IDLE = (
+    "PIL", "accelerate", "chardet", "datasets", "distutils", "google", "httpcore", "httpx", "huggingface_hub", "mpmath",
+    "networkx", "pandas", "peft", "pyarrow", "ray", "rich", "scipy", "setuptools", "sympy", "tensorboard", "wandb",
+)  # fmt: skip
+
+
+def idle_packages() -> tuple[str, ...]:
+    """The above, and transformers' models, each by itself: a step has one or two of them brought back."""
+    names = {".".join(name.split(".")[:3]) for name in sys.modules if name.startswith("transformers.models.")}
+    return (*_IDLE, *sorted(names))
+
+
 def preload(spec: BackendSpec) -> Imported:
     """Import the whole stack, in the order that it needs. Runs once, in the rank server."""
     from conformance import config, npu, plain
@@ -90,6 +104,7 @@ def preload(spec: BackendSpec) -> Imported:
     config.compose(config.base_overrides("", 1, 1))  # what all ranks' compositions start from
     if spec.name == "mindspeed":
         _wake_lazy_modules()
+        Parked(idle_packages())
     with contextlib.suppress(ImportError):
         import tqdm
 

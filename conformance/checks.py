@@ -6,18 +6,22 @@ What differs between rows is data in `matrix.yaml`; nothing here knows a row.
 from __future__ import annotations
 
 import difflib
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
-from conformance import blame, engaged, parity
+from conformance import blame, engaged, parity, verdict
 from conformance.accepted import FormResult, Question
 from conformance.config import Precision, Role
 from conformance.errors import ConformanceError, UsageFault
 from conformance.matrix import OVERRIDES, ROLES, Row, Side
 from conformance.ranks import JobReport
 from conformance.results import Check, CheckRecord, Outcome, UpstreamException
-from conformance.runner import Runner, mask_of, results_of, scales_of
+from conformance.runner import Case, Runner, baseline_of, mask_of, results_of, scales_of
+from conformance.stack import BackendName
+from conformance.verdict import FAILURES
 
 
 def run_check(runner: Runner, row: Row, role: Role, variant: str, check: Check, precision: Precision | None) -> CheckRecord:
@@ -31,11 +35,28 @@ def run_check(runner: Runner, row: Row, role: Role, variant: str, check: Check, 
         raise
     except ConformanceError as fault:
         conclusion = _Conclusion("error", f"{type(fault).__name__}: {fault}".splitlines()[0])
-    wall = time.perf_counter() - began
-    return CheckRecord(
-        row.id, role, variant, check, precision, conclusion.outcome, conclusion.summary, conclusion.exception,
-        conclusion.detail, wall,
+    record = CheckRecord(
+        row.id, role, variant, check, precision, conclusion.outcome, conclusion.summary, conclusion.exception, conclusion.detail
     )  # fmt: skip
+    detail = record.detail | _with_plain(runner, row, record)
+    return replace(record, detail=detail, wall_s=time.perf_counter() - began)
+
+
+def _with_plain(runner: Runner, row: Row, record: CheckRecord) -> dict[str, Any]:
+    """A failure with MindSpeed is tried without it, where that can be: then it is known whose it is."""
+    if (
+        record.check == "accepted"  # never reaches either backend
+        or record.outcome not in FAILURES
+        or runner.backend.name != "mindspeed"
+        or not _runs(row, "plain")
+    ):
+        return {}
+    try:
+        without = runner.without_mindspeed
+    except ConformanceError as fault:
+        return {"with_plain": f"error: {fault}".splitlines()[0]}
+    plain = run_check(without, row, record.role, record.variant, record.check, record.precision)
+    return {"with_plain": f"{plain.outcome}: {plain.summary}", "whose": verdict.blame(record, plain)}
 
 
 class _Conclusion:
@@ -50,13 +71,13 @@ def how_to_run(row: Row) -> str:
 
 
 def _not_run(runner: Runner, row: Row, check: Check) -> _Conclusion | None:
-    if check != "accepted" and row.implemented_by == "mindspeed" and runner.backend.name == "plain":
+    if check != "accepted" and not _runs(row, runner.backend.name):
         return _Conclusion("not_run", "only MindSpeed has this; there is none here", how_to_run=how_to_run(row))
     return None
 
 
 def _accepted(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
-    forms = runner.accepted(row.world_size, tuple(_question(row, r, variant) for r in ROLES))[role]
+    forms = runner.accepted(row.ranks(variant), tuple(_question(row, r, variant) for r in ROLES))[role]
     working = [f for f in forms if f.works]
     detail = [_form_detail(f) for f in forms]
     traps = [f"{f.form} drops inherited {', '.join(f.lost)}" for f in working if f.lost]
@@ -100,12 +121,9 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
     evidence = row.evidence_for(variant, role)
     if not evidence:
         return _Conclusion("unsupported", f"the row names no evidence for {role}: it concerns the other role only")
-    reads = _reads(runner, row, variant)
-    watch = _watch(row, role, variant, reads)
-    sides: tuple[Side, ...] = ("on", "off", "absent")
-    on, off, absent = (
-        runner.step(role, row.model, row.world_size, row.overrides(variant, side), row.precisions[0], watch) for side in sides
-    )
+    backend = runner.backend.name
+    reads = _reads(row, variant, backend)
+    on, off, absent = map(runner.step, cases_of(row, role, variant, "engaged", row.precisions[0], backend))
     if not on.ok:
         return _failed(on, row, variant)
     detail: dict[str, Any] = {"overrides": list(row.overrides(variant, "on"))}
@@ -134,15 +152,42 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
     return _Conclusion(judgement.outcome, judgement.summary, **detail)
 
 
-def _reads(runner: Runner, row: Row, variant: str) -> tuple[str, ...]:
+def cases_of(row: Row, role: Role, variant: str, check: Check, precision: Precision, backend: BackendName) -> tuple[Case, ...]:
+    """The steps that a check looks at: on, off and absent for engaged; on and the baseline for parity; () if at none."""
+
+    def case(side: Side) -> Case:
+        return Case(role, row.model, row.ranks(variant), row.overrides(variant, side), precision)
+
+    if not _runs(row, backend):
+        return ()
+    if check == "engaged" and row.evidence_for(variant, role):
+        return case("on"), case("off"), case("absent")
+    if check == "parity" and precision in row.precisions:
+        return case("on"), baseline_of(row.model, role, precision)
+    return ()
+
+
+def watched(rows: Iterable[Row], backend: BackendName) -> dict[tuple[Role, str], tuple[str, ...]]:
+    """What the cases of a role and model look out for on behalf of these rows' evidence, and whether their keys are read."""
+    found: dict[tuple[Role, str], set[str]] = {}
+    for row in rows:
+        if not _runs(row, backend):
+            continue
+        for role, variant in itertools.product(ROLES, row.variant_names):
+            named = {e.fact for e in row.evidence_for(variant, role)} | set(_reads(row, variant, backend))
+            mine = {f for f in named if f.startswith(("calls.", "config.", "reads.", "patched."))}
+            found.setdefault((role, row.model), set()).update(mine)
+    return {key: tuple(sorted(facts)) for key, facts in found.items()}
+
+
+def _runs(row: Row, backend: BackendName) -> bool:
+    return row.implemented_by != "mindspeed" or backend == "mindspeed"
+
+
+def _reads(row: Row, variant: str, backend: BackendName) -> tuple[str, ...]:
     """`reads.<key>` of the settings that go through override_transformer_config."""
     keys = [s.key for s in row.spelling(variant).settings if OVERRIDES in s.key]
-    return tuple(f"reads.{key.rpartition('.')[2]}" for key in keys) if runner.backend.name == "mindspeed" else ()
-
-
-def _watch(row: Row, role: Role, variant: str, reads: tuple[str, ...]) -> tuple[str, ...]:
-    named = {e.fact for e in row.evidence_for(variant, role)} | set(reads)
-    return tuple(sorted(f for f in named if f.startswith(("calls.", "config.", "reads.", "patched."))))
+    return tuple(f"reads.{key.rpartition('.')[2]}" for key in keys) if backend == "mindspeed" else ()
 
 
 def _absent(absent: JobReport, on: list[Any], off: list[Any]) -> str:
@@ -156,15 +201,12 @@ def _absent(absent: JobReport, on: list[Any], off: list[Any]) -> str:
 
 
 def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Precision) -> _Conclusion:
-    if "float32" not in row.precisions:
-        return _Conclusion("unsupported", "no float32 baseline to check against Hugging Face's model: see the row's note")
-    # The float32 run is the one that `engaged` looked at, watched facts and all.
-    watch = _watch(row, role, variant, _reads(runner, row, variant)) if precision == "float32" else ()
-    overrides = row.overrides(variant, "on")
-    report = runner.step(role, row.model, row.world_size, overrides, precision, watch)
+    if precision not in row.precisions:
+        return _Conclusion("unsupported", f"the row is not for {precision}: see its note")
+    report = runner.step(cases_of(row, role, variant, "parity", precision, runner.backend.name)[0])
     if not report.ok:
         return _failed(report, row, variant)
-    baseline = runner.baseline(row.model, role, precision)
+    baseline = runner.baseline(row.model, role, precision, row.precisions[0])
     truth = runner.truth(row.model, role)
     results = results_of(report)
     fault = next((r.export_fault for r in results if r.export_fault is not None), None)
@@ -175,14 +217,17 @@ def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Preci
     figures = parity.compare(
         parity.collect(results), baseline, truth, mask_of(row.model), row.parity, precision, scales_of(row.model)
     )
-    detail = {f.quantity: f"{f.difference:.3g} (bound {f.bound:.3g}) at {f.where}" for f in figures}
+    detail: dict[str, Any] = {
+        "figures": {f.quantity: f"{f.difference:.3g} (bound {f.bound:.3g}) at {f.where}" for f in figures},
+        "measured": {f.quantity: f.measured() for f in figures},
+    }
     wrong = [f for f in figures if not f.ok]
     if wrong:
         worst = wrong[0]
         summary = f"{worst.quantity} differs by {worst.difference:.3g} (bound {worst.bound:.3g}), {worst.where}"
-        return _Conclusion("fail", summary, figures=detail)
+        return _Conclusion("fail", summary, **detail)
     largest = figures[0]
-    return _Conclusion("pass", f"{largest.quantity} within {largest.difference:.3g}", figures=detail)
+    return _Conclusion("pass", f"{largest.quantity} within {largest.difference:.3g}", **detail)
 
 
 def _failed(report: JobReport, row: Row, variant: str) -> _Conclusion:

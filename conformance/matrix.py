@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema, model_validator
 
+from conformance.operators import Family
 from conformance.yamlsource import Items, Strictly, form_error, load, nearest, validate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -255,6 +256,7 @@ class Spelling(Strictly):
 
     settings: Items[Setting] = Field(min_length=1)
     companions: Items[Companion] = ()
+    world_size: WorldSize | None = Field(None, description="ranks of this spelling's runs, if not the row's")
     evidence: Annotated[Items[Evidence], Field(min_length=1)] | None = None
     note: Bilingual | None = None
 
@@ -301,6 +303,7 @@ class Row(Strictly):
     variants: Items[Variant] = ()
     parity: Literal["identical", "reordered", "kernel"]
     evidence: Items[Evidence] = Field(min_length=1)
+    operators: Items[Family] = Field((), description="families of fused operators that the row rests on")
     note: Bilingual | None = None
 
     @model_validator(mode="after")
@@ -318,6 +321,10 @@ class Row(Strictly):
     def spelling(self, variant: str) -> Spelling:
         """The spelling of that name; KeyError if there is none."""
         return {"documented": self.documented, **{v.name: v for v in self.variants}}[variant]
+
+    def ranks(self, variant: str) -> int:
+        """How many ranks that spelling's runs have."""
+        return self.spelling(variant).world_size or self.world_size
 
     def evidence_for(self, variant: str, role: Role) -> tuple[Evidence, ...]:
         """What to look for in that spelling's runs under that role."""

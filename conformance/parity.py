@@ -71,6 +71,11 @@ class Figure:
         """False also for NaN."""
         return self.difference <= self.bound
 
+    def measured(self) -> dict[str, float | str]:
+        """For a record's detail, to be compared with other runs: `difference`, `bound` (text if not finite), `where`."""
+        numbers = {"difference": self.difference, "bound": self.bound}
+        return {name: value if math.isfinite(value) else str(value) for name, value in numbers.items()} | {"where": self.where}
+
 
 @dataclass(frozen=True)
 class Scales:
@@ -130,8 +135,12 @@ def compare(
     `mask`: (B, RESPONSE) bool. `truth` is the float64 reference; it is used by the kernel class and in bfloat16.
     Raises ConformanceError when the two sides do not hold the same quantities.
     """
+    return _figures(case, baseline, truth, mask, _Rule(kind, precision, scales))
+
+
+def _figures(case: Numbers, baseline: Numbers, truth: Numbers, mask: torch.Tensor, rule: _Rule) -> list[Figure]:
     figures: list[Figure] = []
-    rule = _Rule(kind, precision, scales)
+    kind, precision, scales = rule.kind, rule.precision, rule.scales
     for name in ("log_probs", "entropy"):
         sides = _Sides(*(getattr(side, name).double()[mask] for side in (case, baseline, truth)))
         figures.append(rule.judge(name, sides, scales.relative(precision), _token_name(mask)))
@@ -150,6 +159,11 @@ def compare(
     return figures
 
 
+def against_truth(baseline: Numbers, truth: Numbers, mask: torch.Tensor, precision: Precision, scales: Scales) -> list[Figure]:
+    """The figures of the baseline itself: its rounding errors, by the derived bound of its precision."""
+    return _figures(baseline, truth, truth, mask, _Rule("reordered", precision, scales, absolute=True))
+
+
 @dataclass(frozen=True)
 class _Sides:
     """One quantity, flat and in float64, of equal length on every side."""
@@ -166,6 +180,8 @@ class _Rule:
     kind: ParityClass
     precision: Precision
     scales: Scales
+    #: Bounded by the format alone in bfloat16, too: for the baseline, which has no baseline.
+    absolute: bool = False
 
     def judge(self, name: str, sides: _Sides, relative: float, where: Where, floor: float = 0.0) -> Figure:
         """`relative` is times the baseline's largest value, or `floor` if that is larger."""
@@ -177,7 +193,7 @@ class _Rule:
         absolute = relative * max(float(baseline.abs().max()), floor)
         if self.kind == "identical":
             return Figure(name, float(difference[index]), 0.0, where(index))
-        if self.kind == "reordered" and self.precision == "float32":
+        if self.kind == "reordered" and (self.precision == "float32" or self.absolute):
             return Figure(name, float(difference[index]), absolute, where(index))
         own, error = (baseline - truth).abs(), (case - truth).abs()
         worst = _worst(error)

@@ -8,8 +8,11 @@ from __future__ import annotations
 import contextlib
 import shutil
 import tempfile
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, cast
 
 from conformance import models, parity
@@ -17,6 +20,8 @@ from conformance.accepted import AcceptSpec, FormResult, Question
 from conformance.backend import ENVIRONMENT, BackendSpec, Imported
 from conformance.config import Precision, Role
 from conformance.errors import ConformanceError, UsageFault
+from conformance.lanes import Lanes
+from conformance.operators.profiles import OperatorSpec
 from conformance.ranks import Job, JobReport, RankServer, ServerFault
 from conformance.step import StepResult, StepSpec
 
@@ -26,34 +31,59 @@ if TYPE_CHECKING:
 #: A case takes one to six seconds; ten times that on a loaded machine is still no hang.
 DEADLINE_S = 90.0
 MODELS = ("dense", "moe", "mla")
+PRELOAD = "conformance.backend:preload"
 
 
 class BaselineFault(ConformanceError):
     """The baseline itself is wrong or does not run: nothing can be judged against it."""
 
 
+@dataclass(frozen=True)
+class Case:
+    """One run of the step."""
+
+    role: Role
+    model: str
+    world_size: int
+    overrides: tuple[str, ...] = ()
+    precision: Precision = "float32"
+
+
 class Runner(contextlib.AbstractContextManager["Runner"]):
     """Start with `start`; every method after that runs what it needs and keeps the result.
 
-    `step_target` is the function that ranks run; tests of the framework plant faults by naming another.
+    `watch`: the facts that all cases of a role and model look out for, the same for all, so that rows share their runs.
+    `lanes` rank servers work side by side. `step_target` is the function that ranks run; tests of the framework plant faults by
+    naming another.
     """
 
-    def __init__(self, backend: BackendSpec, *, step_target: str = "conformance.step:run") -> None:
+    def __init__(
+        self,
+        backend: BackendSpec,
+        watch: Mapping[tuple[Role, str], tuple[str, ...]] = MappingProxyType({}),
+        *,
+        lanes: int = 1,
+        step_target: str = "conformance.step:run",
+    ) -> None:
         self.backend = backend
+        self._watch = watch
         self._step_target = step_target
-        self._server = RankServer("conformance.backend:preload", backend, env=ENVIRONMENT)
+        self._lanes = Lanes([RankServer(PRELOAD, backend, env=ENVIRONMENT) for _ in range(lanes)])
         self._directory = Path(tempfile.mkdtemp(prefix="conformance-models-"))
         self._checkpoints: dict[str, str] = {}
         self._accepted: dict[tuple[int, tuple[Question, ...]], dict[Role, list[FormResult]]] = {}
-        self._reports: dict[StepSpec, JobReport] = {}
+        self._futures: dict[StepSpec, Future[JobReport]] = {}
+        self._planned: list[Case] = []
+        self._operators: dict[tuple[OperatorSpec, int], Future[JobReport]] = {}
         self._truths: dict[tuple[str, Role], parity.Numbers] = {}
         self._checked: set[tuple[str, Role]] = set()
+        self._without_mindspeed: Runner | None = None
         self.imported: Imported | None = None
 
     def start(self) -> Imported:
         """Import the stack and write the fixtures. UsageFault when the stack cannot be imported."""
         try:
-            self.imported = cast(Imported, self._server.start())
+            self.imported = cast(Imported, self._lanes.start())
         except ServerFault as fault:
             raised = fault.raised
             if raised is not None and raised.type == "conformance.errors.UsageFault":
@@ -61,7 +91,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             why = f"{raised.type}: {raised.message}" if raised else fault.message
             raise UsageFault(f"the stack cannot be imported: {why.strip().splitlines()[0]}") from fault
         spec = models.CheckpointSpec(MODELS, str(self._directory))
-        report = self._server.run(Job("fixtures", "conformance.models:write_checkpoints", spec, 1, DEADLINE_S))
+        report = self._run(Job("fixtures", "conformance.models:write_checkpoints", spec, 1, DEADLINE_S))
         if not report.ok:
             raise BaselineFault(f"the fixtures cannot be written: {report.reason}")
         self._checkpoints = cast(dict[str, str], report.ranks[0].value)
@@ -72,7 +102,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         if (world_size, questions) in self._accepted:
             return self._accepted[world_size, questions]
         spec = AcceptSpec(world_size, self._checkpoints["dense"], questions)
-        report = self._server.run(Job("accepted", "conformance.accepted:run", spec, len(questions), DEADLINE_S))
+        report = self._run(Job("accepted", "conformance.accepted:run", spec, len(questions), DEADLINE_S))
         if not report.ok:
             raise ConformanceError(f"the configuration could not be tried: {report.reason}")
         answers: dict[Role, list[FormResult]] = {}
@@ -81,57 +111,92 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         self._accepted[world_size, questions] = answers
         return answers
 
-    def step(
-        self,
-        role: Role,
-        model: str,
-        world_size: int,
-        overrides: tuple[str, ...] = (),
-        precision: Precision = "float32",
-        watch: tuple[str, ...] = (),
-    ) -> JobReport:
-        """Run one case, or return it if it has run."""
-        spec = StepSpec(role, model, world_size, overrides, precision, watch, self._checkpoints[model])
-        if spec not in self._reports:
-            label = f"{role} {model} {precision} on {world_size}"
-            self._reports[spec] = self._server.run(Job(label, self._step_target, spec, world_size, DEADLINE_S))
-        return self._reports[spec]
+    def plan(self, cases: Iterable[Case]) -> None:
+        """Cases that will be wanted, in that order: from the first `step` on, idle lanes run ahead with them."""
+        self._planned.extend(cases)
+
+    def step(self, case: Case) -> JobReport:
+        """Run one case, or return it if it has run. Raises ServerFault when the rank server fails."""
+        planned, self._planned = self._planned, []
+        for each in (case, *planned):
+            self._submit(each)
+        return self._lanes.want(self._submit(case))
+
+    def _submit(self, case: Case) -> Future[JobReport]:
+        watch = self._watch.get((case.role, case.model), ())
+        checkpoint = self._checkpoints[case.model]
+        spec = StepSpec(case.role, case.model, case.world_size, case.overrides, case.precision, watch, checkpoint)
+        if spec not in self._futures:
+            label = f"{spec.role} {spec.model} {spec.precision} on {spec.world_size}"
+            self._futures[spec] = self._lanes.plan(Job(label, self._step_target, spec, spec.world_size, DEADLINE_S))
+        return self._futures[spec]
+
+    def plan_operator(self, spec: OperatorSpec, ranks: int) -> Future[JobReport]:
+        """A family's job on so many ranks, which runs when its turn comes."""
+        if (spec, ranks) not in self._operators:
+            job = Job(f"{spec.family} on {ranks}", "conformance.operators.job:run", spec, ranks, spec.deadline_s)
+            self._operators[spec, ranks] = self._lanes.plan(job)
+        return self._operators[spec, ranks]
+
+    def operator(self, spec: OperatorSpec, ranks: int) -> JobReport:
+        """Run one family's job, or return it if it has run. Raises ServerFault when the rank server fails."""
+        return self._lanes.want(self.plan_operator(spec, ranks))
+
+    def _run(self, job: Job) -> JobReport:
+        return self._lanes.want(self._lanes.plan(job))
 
     def truth(self, model: str, role: Role) -> parity.Numbers:
         """The float64 numbers of Hugging Face's model."""
         if (model, role) not in self._truths:
             spec = StepSpec(role, model, 1, (), checkpoint=self._checkpoints[model])
-            report = self._server.run(Job(f"reference {model}", "conformance.reference:run", spec, 1, DEADLINE_S))
+            report = self._run(Job(f"reference {model}", "conformance.reference:run", spec, 1, DEADLINE_S))
             if not report.ok:
                 raise BaselineFault(f"the reference for {model} does not run: {_why(report)}")
             self._truths[model, role] = parity.collect(results_of(report))
         return self._truths[model, role]
 
-    def baseline(self, model: str, role: Role, precision: Precision) -> parity.Numbers:
-        """One rank, everything off. Checked in float32 against the truth before it is used; BaselineFault if it fails."""
-        report = self.step(role, model, 1, (), precision)
+    def baseline(self, model: str, role: Role, precision: Precision, finest: Precision = "float32") -> parity.Numbers:
+        """One rank, everything off. Checked against the truth before it is used; BaselineFault if it fails.
+
+        The check is made in the finest precision that the model can be had in: it is the one that finds faults.
+        """
+        report = self.step(baseline_of(model, role, precision))
         if not report.ok:
             raise BaselineFault(f"the baseline for {model}, {role}, {precision} does not run: {_why(report)}")
         numbers = parity.collect(results_of(report))
-        if precision == "float32" and (model, role) not in self._checked:
-            truth = self.truth(model, role)
-            figures = parity.compare(numbers, truth, truth, mask_of(model), "reordered", "float32", scales_of(model))
+        if precision != finest:
+            self.baseline(model, role, finest, finest)
+        elif (model, role) not in self._checked:
+            figures = parity.against_truth(numbers, self.truth(model, role), mask_of(model), precision, scales_of(model))
             wrong = [f for f in figures if not f.ok]
             if wrong:
                 lines = "; ".join(f"{f.quantity} differs by {f.difference:.3g} (bound {f.bound:.3g}), {f.where}" for f in wrong)
                 raise BaselineFault(f"the baseline for {model}, {role} is not Hugging Face's model: {lines}")
             self._checked.add((model, role))
-        elif precision != "float32":
-            self.baseline(model, role, "float32")
         return numbers
 
+    @property
+    def without_mindspeed(self) -> Runner:
+        """The same with the plain backend, started when first asked for. ServerFault or UsageFault if that fails."""
+        if self._without_mindspeed is None:
+            self._without_mindspeed = Runner(replace(self.backend, name="plain", mindspeed=None), step_target=self._step_target)
+            self._without_mindspeed.start()
+        return self._without_mindspeed
+
     def close(self) -> None:
-        """End the server and remove the fixtures; idempotent."""
-        self._server.close()
+        """End the servers and remove the fixtures; idempotent."""
+        if self._without_mindspeed is not None:
+            self._without_mindspeed.close()
+        self._lanes.close()
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def baseline_of(model: str, role: Role, precision: Precision) -> Case:
+    """The case that all others are compared with: one rank, no override."""
+    return Case(role, model, 1, (), precision)
 
 
 def results_of(report: JobReport) -> list[StepResult]:

@@ -32,7 +32,7 @@ class Verdict(Enum):
 
 #: From harmless to grave: the gravest check decides. `not run` is mildest but for `works`, since a row that was
 #: refused or does nothing has checks that could not run. Our own error outranks all: it must not pass as upstream's.
-_GRAVITY = (
+GRAVITY = (
     Verdict.WORKS,
     Verdict.NOT_RUN,
     Verdict.ALWAYS_ON,
@@ -62,6 +62,10 @@ _OF_FAIL: dict[Check, Verdict] = {
 }
 
 
+#: Outcomes that are somebody's failure.
+FAILURES: tuple[Outcome, ...] = ("fail", "refused", "crash")
+
+
 @dataclass(frozen=True)
 class Conclusion:
     """A row's verdict under one role: the spelling that decided it, and what each spelling came to by itself."""
@@ -87,7 +91,7 @@ def of_variant(records: Iterable[CheckRecord], precisions: Sequence[Precision]) 
     wanted = [(check, None) for check in CHECKS] + [("parity", p) for p in precisions]
     if any(name not in have for name in wanted):
         found.append(Verdict.NOT_RUN)
-    return max(found, key=_GRAVITY.index)
+    return max(found, key=GRAVITY.index)
 
 
 def conclude(row: Row, records: Iterable[CheckRecord], precisions: Sequence[Precision]) -> Conclusion:
@@ -117,12 +121,23 @@ def _worded(spelling: Spelling, documented: Spelling) -> Verdict:
     return Verdict.WITH_COMPANIONS if spelling.companions else Verdict.WORKS
 
 
-def blame(mindspeed: CheckRecord, plain: CheckRecord | None) -> str | None:
+def blame(mindspeed: CheckRecord, plain: CheckRecord) -> str | None:
     """Whose failure a check with the `mindspeed` backend is, given the same check with `plain`.
 
-    None when it did not fail, or when there is nothing to tell it by: our own error, or no run with `plain`.
+    MindSpeed's if it passes without MindSpeed; else the owner of what it raises there, too. None when nothing tells: our own error,
+    or a row that `plain` has not.
     """
-    undecided: tuple[Outcome, ...] = ("error", "not_run", "unsupported")
-    if mindspeed.outcome in ("pass", *undecided) or plain is None or plain.outcome in undecided:
+    if plain.outcome in ("error", "not_run", "unsupported") or mindspeed.outcome not in FAILURES:
         return None
-    return "MindSpeed" if plain.outcome == "pass" else "verl or megatron-core"
+    if plain.outcome == "pass":
+        return "MindSpeed"
+    return plain.exception.owner if plain.exception else "verl or megatron-core"
+
+
+def whose(records: Iterable[CheckRecord]) -> str | None:
+    """Whose failure a spelling's is: what `blame` found for its first failed check, else the owner of what was raised."""
+    failed = next((r for r in records if r.outcome in FAILURES), None)
+    if failed is None:
+        return None
+    found = failed.detail.get("whose") or (failed.exception and failed.exception.owner)
+    return str(found) if found else None

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from conformance.backend import BackendSpec
-from conformance.checks import run_check
+from conformance.checks import run_check, watched
 from conformance.matrix import load_matrix
-from conformance.runner import Runner, mask_of, results_of, scales_of
+from conformance.runner import Case, Runner, mask_of, results_of, scales_of
 from conformance.stack import find_mindspeed
 
 pytestmark = [pytest.mark.stack, pytest.mark.mindspeed]
@@ -30,7 +30,7 @@ LAYERS = 4
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed())) as started:
+    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed()), watched(load_matrix().rows, "mindspeed")) as started:
         started.start()
         yield started
 
@@ -40,7 +40,7 @@ def observe(runner: Runner, row_id: str, variant: str) -> dict[str, dict[str, fl
     from conformance import parity
 
     row = load_matrix()[row_id]
-    report = runner.step("actor", row.model, row.world_size, row.overrides(variant, "on"))
+    report = runner.step(Case("actor", row.model, row.ranks(variant), row.overrides(variant, "on")))
     assert report.ok, report.reason
     facts = results_of(report)[0].facts
     figures = parity.compare(
@@ -86,7 +86,7 @@ def test_a_failure_within_a_traced_read_is_upstream_s(runner: Runner) -> None:
 
 def main() -> None:
     """Write the expected values from a run."""
-    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed())) as runner:
+    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed()), watched(load_matrix().rows, "mindspeed")) as runner:
         runner.start()
         found = {row: observe(runner, row, variant) for row, variant in ROWS}
     EXPECTED.write_text(json.dumps(found, indent=2, sort_keys=True) + "\n", encoding="utf-8")

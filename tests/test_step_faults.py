@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import pytest
 
 from conformance import parity
 from conformance.backend import BackendSpec
-from conformance.checks import run_check
+from conformance.checks import run_check, watched
 from conformance.config import Role
 from conformance.matrix import load_matrix
 from conformance.ranks import JobReport
 from conformance.results import CheckRecord
-from conformance.runner import Runner, mask_of, results_of, scales_of
+from conformance.runner import Case, Runner, mask_of, results_of, scales_of
 from conformance.step import StepSpec
 
 pytestmark = pytest.mark.stack
@@ -27,16 +28,16 @@ class FaultyRunner(Runner):
     """A runner whose step can be exchanged between checks."""
 
     def __init__(self, backend: BackendSpec) -> None:
-        super().__init__(backend)
-        self._put_away: dict[str | None, dict[StepSpec, JobReport]] = {}
+        super().__init__(backend, watched(ROWS.rows, backend.name))
+        self._put_away: dict[str | None, dict[StepSpec, Future[JobReport]]] = {}
 
     def plant(self, fault: str | None, *, keep_baseline: bool = True) -> None:
         """From now on ranks run `faulty_steps:run_<fault>`, or the sound step for None. What another step gave is put away."""
-        sound = self._put_away.setdefault(None, self._reports)
+        sound = self._put_away.setdefault(None, self._futures)
         # Faults spare runs on one rank, so those need not be repeated.
         kept = {spec: report for spec, report in sound.items() if keep_baseline and spec.world_size == 1}
         self._step_target = f"faulty_steps:run_{fault}" if fault else SOUND
-        self._reports = self._put_away.setdefault(fault, kept)
+        self._futures = self._put_away.setdefault(fault, kept)
         if not keep_baseline:
             self._checked.clear()
 
@@ -61,7 +62,7 @@ def runner(started: FaultyRunner) -> Iterator[FaultyRunner]:
 
 def figures_of(runner: Runner, world_size: int, overrides: tuple[str, ...]) -> list[parity.Figure]:
     """A dense actor case against the baseline, by the rule of rows that only reorder sums."""
-    report = runner.step("actor", "dense", world_size, overrides)
+    report = runner.step(Case("actor", "dense", world_size, overrides))
     assert report.ok, report.reason
     baseline, truth = runner.baseline("dense", "actor", "float32"), runner.truth("dense", "actor")
     numbers = parity.collect(results_of(report))
@@ -155,6 +156,9 @@ def test_padded_input_agrees_with_the_packed_baseline(runner: FaultyRunner, size
 
 
 def test_equal_cases_run_once(runner: FaultyRunner) -> None:
-    first = runner.step("ref", "dense", 1)
-    assert runner.step("ref", "dense", 1) is first
-    assert StepSpec("ref", "dense", 1, (), checkpoint=runner._checkpoints["dense"]) in runner._reports
+    first = runner.step(Case("ref", "dense", 1))
+    assert runner.step(Case("ref", "dense", 1)) is first
+    assert (
+        StepSpec("ref", "dense", 1, (), watch=runner._watch.get(("ref", "dense"), ()), checkpoint=runner._checkpoints["dense"])
+        in runner._futures
+    )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from conformance.matrix import Row, load_matrix
-from conformance.results import CHECKS, OUTCOMES, Check, CheckRecord, Outcome
-from conformance.verdict import Conclusion, Verdict, blame, conclude, of_check, of_variant
+from conformance.results import CHECKS, OUTCOMES, Check, CheckRecord, Outcome, UpstreamException
+from conformance.verdict import Conclusion, Verdict, blame, conclude, of_check, of_variant, whose
 
 MATRIX = load_matrix()
 ANY: tuple[Outcome | None, ...] = (*OUTCOMES, None)  # None: there is no record
@@ -117,12 +118,24 @@ def test_every_outcome_of_every_check_has_a_verdict() -> None:
         assert of_check(check, outcome).green == (outcome == "pass")
 
 
+def raising(outcome: Outcome, owner: str | None, **detail: Any) -> CheckRecord:
+    exception = UpstreamException("ValueError", "no", "file.py:1 f", owner) if owner else None
+    return replace(record("engaged", outcome), exception=exception, detail=detail)
+
+
 def test_blame() -> None:
-    for ours, plain in itertools.product(OUTCOMES, ANY):
-        mindspeed = record("engaged", ours)
-        found = blame(mindspeed, record("engaged", plain) if plain else None)
-        failed = ours in ("fail", "always_on", "no_effect", "refused", "crash")
-        if not failed or plain in ("error", "not_run", "unsupported", None):
+    for ours, plain in itertools.product(OUTCOMES, OUTCOMES):
+        found = blame(record("engaged", ours), record("engaged", plain))
+        if ours not in ("fail", "refused", "crash") or plain in ("error", "not_run", "unsupported"):
             assert found is None, (ours, plain)
         else:
             assert found == ("MindSpeed" if plain == "pass" else "verl or megatron-core")
+    assert blame(raising("crash", "MindSpeed"), raising("refused", "bridge")) == "bridge"
+
+
+def test_whose_failure() -> None:
+    assert whose([record("engaged", "pass"), record("parity", "no_effect")]) is None
+    assert whose([record("engaged", "pass"), raising("crash", "verl")]) == "verl"
+    assert whose([raising("refused", "MindSpeed", whose="bridge"), raising("crash", "verl")]) == "bridge"
+    assert whose([raising("refused", "MindSpeed", whose=None)]) == "MindSpeed"
+    assert whose([raising("fail", None)]) is None

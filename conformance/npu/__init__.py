@@ -17,7 +17,7 @@ from typing import Literal
 
 from conformance.errors import UsageFault
 
-__all__ = ["Device", "Mode", "activate", "install_kernels"]
+__all__ = ["Device", "Mode", "activate", "install_kernels", "may_be_real"]
 
 Mode = Literal["auto", "emulated", "real"]
 
@@ -68,6 +68,11 @@ def activate(mode: Mode, *, mindspeed: bool) -> Device:
     if mindspeed:
         _prepend(SITE_MINDSPEED)
     return _device(importlib.import_module("torch_npu"))
+
+
+def may_be_real(mode: Mode) -> bool:
+    """Whether `activate` in this mode would try a real torch_npu."""
+    return mode == "real" or (mode == "auto" and _has_real())
 
 
 def install_kernels() -> None:

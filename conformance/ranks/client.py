@@ -131,6 +131,14 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         pairs = zip(reply.report.ranks, reply.values, strict=True)
         return replace(reply.report, ranks=tuple(_with_value(rank, value, job) for rank, value in pairs))
 
+    def interrupt(self) -> None:
+        """Make a `run` that another thread is in, or about to enter, end with a ServerFault. After this only `close`."""
+        self._closed = True
+        server = self._server
+        if server is not None:
+            with contextlib.suppress(OSError):  # it has been closed since
+                server.control.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
         """End the server and every process below it, and remove its files. May be called again."""
         self._closed = True
