@@ -16,6 +16,7 @@ class Verdict(Enum):
     WORKS = "works"
     WITH_COMPANIONS = "works with companions"
     OTHER_SPELLING = "works with another spelling"
+    NOT_APPLICABLE = "not applicable"
     NOT_RUN = "not run"
     ALWAYS_ON = "always on"
     NO_EFFECT = "no effect"
@@ -34,6 +35,7 @@ class Verdict(Enum):
 #: refused or does nothing has checks that could not run. Our own error outranks all: it must not pass as upstream's.
 GRAVITY = (
     Verdict.WORKS,
+    Verdict.NOT_APPLICABLE,
     Verdict.NOT_RUN,
     Verdict.ALWAYS_ON,
     Verdict.NO_EFFECT,
@@ -43,13 +45,16 @@ GRAVITY = (
     Verdict.ERROR,
 )
 
+#: Verdicts that say nothing about the switch.
+NO_ANSWER = (Verdict.NOT_APPLICABLE, Verdict.NOT_RUN)
+
 _OF_OUTCOME: dict[Outcome, Verdict] = {
     "pass": Verdict.WORKS,
     "always_on": Verdict.ALWAYS_ON,
     "no_effect": Verdict.NO_EFFECT,
     "refused": Verdict.REFUSED,
     "crash": Verdict.BROKEN,
-    "unsupported": Verdict.NOT_RUN,
+    "unsupported": Verdict.NOT_APPLICABLE,
     "error": Verdict.ERROR,
     "not_run": Verdict.NOT_RUN,
 }
@@ -68,11 +73,12 @@ FAILURES: tuple[Outcome, ...] = ("fail", "refused", "crash")
 
 @dataclass(frozen=True)
 class Conclusion:
-    """A row's verdict under one role: the spelling that decided it, and what each spelling came to by itself."""
+    """A row's verdict under one role: the spelling that decided it, what each came to by itself, and whose each failure is."""
 
     verdict: Verdict
     variant: str
     by_variant: dict[str, Verdict]
+    owners: dict[str, str]
 
 
 def of_check(check: Check, outcome: Outcome) -> Verdict:
@@ -83,9 +89,9 @@ def of_check(check: Check, outcome: Outcome) -> Verdict:
 def of_variant(records: Iterable[CheckRecord], precisions: Sequence[Precision]) -> Verdict:
     """What one spelling comes to under one role: its gravest check; a check without a record was not run.
 
-    `precisions` are those that the run was asked for: parity is wanted in each.
+    `precisions`: parity is wanted in each of these; what is not for a precision has no say in it.
     """
-    records = tuple(records)
+    records = tuple(r for r in records if r.precision is None or r.precision in precisions)
     found = [of_check(r.check, r.outcome) for r in records]
     have = {(r.check, r.precision) for r in records if r.check == "parity"} | {(r.check, None) for r in records}
     wanted = [(check, None) for check in CHECKS] + [("parity", p) for p in precisions]
@@ -101,17 +107,19 @@ def conclude(row: Row, records: Iterable[CheckRecord], precisions: Sequence[Prec
     variant. An error in any spelling makes the row an error.
     """
     records = tuple(records)
-    by_variant = {name: of_variant((r for r in records if r.variant == name), precisions) for name in row.variant_names}
+    wanted = [p for p in precisions if p in row.precisions]
+    by_variant = {name: of_variant((r for r in records if r.variant == name), wanted) for name in row.variant_names}
+    owners = {name: owner for name in row.variant_names if (owner := whose(r for r in records if r.variant == name))}
     documented = by_variant["documented"]
     wrong = next((name for name, verdict in by_variant.items() if verdict is Verdict.ERROR), None)
     if wrong is not None:
-        return Conclusion(Verdict.ERROR, wrong, by_variant)
+        return Conclusion(Verdict.ERROR, wrong, by_variant, owners)
     if documented is Verdict.WORKS:
-        return Conclusion(_worded(row.documented, row.documented), "documented", by_variant)
+        return Conclusion(_worded(row.documented, row.documented), "documented", by_variant, owners)
     working = next((name for name, verdict in by_variant.items() if verdict is Verdict.WORKS), None)
     if documented is Verdict.NOT_RUN or working is None:
-        return Conclusion(documented, "documented", by_variant)
-    return Conclusion(_worded(row.spelling(working), row.documented), working, by_variant)
+        return Conclusion(documented, "documented", by_variant, owners)
+    return Conclusion(_worded(row.spelling(working), row.documented), working, by_variant, owners)
 
 
 def _worded(spelling: Spelling, documented: Spelling) -> Verdict:
@@ -124,8 +132,8 @@ def _worded(spelling: Spelling, documented: Spelling) -> Verdict:
 def blame(mindspeed: CheckRecord, plain: CheckRecord) -> str | None:
     """Whose failure a check with the `mindspeed` backend is, given the same check with `plain`.
 
-    MindSpeed's if it passes without MindSpeed; else the owner of what it raises there, too. None when nothing tells: our own error,
-    or a row that `plain` has not.
+    MindSpeed's if it passes without MindSpeed; else the owner of what it raises there, too. None when nothing tells: our own
+    error, or a row that `plain` has not.
     """
     if plain.outcome in ("error", "not_run", "unsupported") or mindspeed.outcome not in FAILURES:
         return None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from conformance.matrix import Row, load_matrix
-from conformance.results import CHECKS, OUTCOMES, Check, CheckRecord, Outcome, UpstreamException
+from conformance.results import CHECKS, OUTCOMES, Check, CheckRecord, Outcome, Precision, UpstreamException
 from conformance.verdict import Conclusion, Verdict, blame, conclude, of_check, of_variant, whose
 
 MATRIX = load_matrix()
@@ -57,7 +57,9 @@ def test_one_spelling_over_all_combinations() -> None:
         (("pass", "fail", "pass"), Verdict.BROKEN),
         (("pass", "pass", "fail"), Verdict.WRONG_NUMBERS),
         (("pass", "not_run", "not_run"), Verdict.NOT_RUN),
-        (("pass", "pass", "unsupported"), Verdict.NOT_RUN),
+        (("pass", "pass", "unsupported"), Verdict.NOT_APPLICABLE),
+        (("pass", "not_run", "unsupported"), Verdict.NOT_RUN),
+        (("pass", "unsupported", "crash"), Verdict.BROKEN),
         (("pass", "pass", None), Verdict.NOT_RUN),
         ((None, None, None), Verdict.NOT_RUN),
         (("refused", "error", "crash"), Verdict.ERROR),
@@ -139,3 +141,15 @@ def test_whose_failure() -> None:
     assert whose([raising("refused", "MindSpeed", whose="bridge"), raising("crash", "verl")]) == "bridge"
     assert whose([raising("refused", "MindSpeed", whose=None)]) == "MindSpeed"
     assert whose([raising("fail", None)]) is None
+
+
+def test_a_precision_that_the_row_is_not_for_has_no_say() -> None:
+    row = MATRIX["mla"]
+    records = [record("accepted", "pass"), record("engaged", "pass")]
+    records = [replace(r, row="mla") for r in records]
+    parity = replace(record("parity", "pass"), row="mla", precision="bfloat16")
+    other = replace(parity, precision="float32", outcome="unsupported")
+    both: tuple[Precision, ...] = ("float32", "bfloat16")
+    assert conclude(row, [*records, parity, other], both).verdict is Verdict.WORKS
+    assert conclude(row, [*records, other], both).verdict is Verdict.NOT_RUN
+    assert conclude(row, [*records, replace(parity, outcome="fail")], both).verdict is Verdict.WRONG_NUMBERS
