@@ -1,16 +1,39 @@
-"""`python -m conformance`: what the suite knows without running the stack."""
+"""`conformance`, or `python -m conformance`: what the suite knows without running the stack.
+
+\b
+Exit codes: 0 all as expected, 1 a verdict differs, 2 usage or environment,
+3 an error of this suite, 4 interrupted.
+"""
 
 from __future__ import annotations
 
+import datetime
+import io
+import json
+import os
 import sys
+import traceback
 from pathlib import Path
 
 import click
 
+from conformance import combinations, docs, gate, promote
+from conformance.ci import badge
+from conformance.diff import compare, read_whole
 from conformance.errors import ConformanceError, UsageFault
-from conformance.matrix import ROLES, Row, load_matrix
+from conformance.explain import explanation
+from conformance.known import load_known
+from conformance.matrix import MATRIX, load_matrix
+from conformance.report.difference import to_json, to_markdown, to_terminal
+from conformance.report.history import read_runs
+from conformance.report.page import render_page
 from conformance.report.short import insert, short_table
+from conformance.report.text import one_line
 from conformance.results import read_results
+from conformance.stack import find_mindspeed, require
+
+PATH = click.Path(path_type=Path)
+INTERRUPTED = 4
 
 
 @click.group(help=__doc__)
@@ -37,61 +60,130 @@ def explain(row: str) -> None:
     matrix = load_matrix()
     if row not in set(matrix.ids()):
         raise UsageFault(f"{row}: no such row; right form: one of {', '.join(matrix.ids())}")
-    click.echo("\n".join(_explanation(matrix[row])))
+    click.echo("\n".join(explanation(matrix[row])))
 
 
-def _explanation(row: Row) -> list[str]:
-    lines = [f"{row.id}: {row.title.en} ({row.name}, {row.title.zh})", f"implemented by {row.implemented_by}, {row.status}"]
-    if row.topology.sizes():
-        lines.append("needs " + ", ".join(f"{k}={v}" for k, v in row.topology.sizes().items()))
-    for note in (row.note, *(row.spelling(v).note for v in row.variant_names)):
-        if note:
-            lines.append(note.en)
-    for variant in row.variant_names:
-        lines.append("")
-        lines.append("as documented:" if variant == "documented" else f"variant {variant}:")
-        for role in ROLES:
-            own, inherited = _role_overrides(row, variant, role)
-            lines.append(f"  {role}:" + (" inherits the actor's" if inherited else ""))
-            lines += [f"    {_quoted(text)} \\" for text in own]
-    lines += [
-        "",
-        "'++' writes a key of override_transformer_config whether verl's YAML has it or not; '+' fails for the ones it has.",
-        "Do not write '+' or '++' under ref's override_transformer_config: it replaces what ref inherits from the actor.",
-    ]
-    return lines
+@main.command()
+@click.argument("old", type=PATH)
+@click.argument("new", type=PATH)
+@click.option("--format", "form", type=click.Choice(["terminal", "markdown", "json"]), default="terminal", show_default=True)
+def diff(old: Path, new: Path, form: str) -> None:
+    """What changed from the result set OLD to NEW, and which packages moved. Always exits 0: `gate` judges."""
+    renderers = {"terminal": to_terminal, "markdown": to_markdown, "json": to_json}
+    click.echo(renderers[form](compare(read_whole(old), read_whole(new), load_matrix().rows)))
 
 
-def _role_overrides(row: Row, variant: str, role: str) -> tuple[list[str], bool]:
-    """The overrides that the role's own keys need, and whether it inherits the actor's instead."""
-    everything = row.overrides(variant, "on")
-    own = [text for text in everything if f"actor_rollout_ref.{role}." in text]
-    settings = [s for s in row.spelling(variant).settings if s.key.startswith(f"actor_rollout_ref.{role}.")]
-    if role == "ref" and not settings:
-        return list(everything), True
-    return own, False
+@main.command(name="gate")
+@click.argument("new", type=PATH)
+@click.option("--against", "old", type=PATH, required=True, help="the result set to compare with")
+@click.option("--policy", type=PATH, help="TOML: which rows must work, what is waived until when (policy.schema.json)")
+def gate_command(new: Path, old: Path, policy: Path | None) -> int:
+    """Exit 1 if the result set NEW is worse than the other one, or than the policy asks for."""
+    matrix = load_matrix()
+    rules = gate.load_policy(policy, matrix) if policy else gate.Policy()
+    results = read_whole(new)
+    difference = compare(read_whole(old), results, matrix.rows)
+    judgement = gate.judge(difference, results, matrix.rows, rules, _now().date())
+    click.echo("\n".join(one_line(line) for line in (*difference.notes, *gate.lines(judgement))))
+    return 1 if judgement.red else 0
 
 
-def _quoted(text: str) -> str:
-    """For a POSIX shell: in single quotes where the shell would read a character as its own."""
-    import shlex
+@main.command(name="promote")
+@click.argument("results", type=PATH, nargs=-1, required=True)
+@click.option("--policy", type=PATH, help="the gate's policy: no row with an open waiver is Released")
+@click.option("--max-age", type=click.IntRange(1, 3650), default=90, show_default=True, help="days that a run counts")
+@click.option("--write", is_flag=True, help="edit matrix.yaml; without it nothing is written")
+def promote_command(results: tuple[Path, ...], policy: Path | None, max_age: int, write: bool) -> None:
+    """Which rows may move up from Dev to Preview to Released, and what holds back the others."""
+    matrix = load_matrix(MATRIX)
+    rules = gate.load_policy(policy, matrix) if policy else None
+    evidence = promote.read_evidence(results, MATRIX, _now(), max_age)
+    proposals = promote.propose(matrix.rows, evidence, rules, _now().date())
+    click.echo("\n".join(promote.lines(evidence, proposals)))
+    if write:
+        click.echo(f"{promote.write(MATRIX, proposals)} rows of {MATRIX.name} were edited")
 
-    return shlex.quote(text)
+
+@main.command(name="stack")
+def stack_command() -> None:
+    """What is installed, from where, whether it is a documented combination, and what to change if not."""
+    mindspeed = find_mindspeed()
+    found = combinations.installed(mindspeed)
+    click.echo("\n".join(combinations.lines(found, combinations.load_combinations(), mindspeed)))
+    require()
+
+
+@main.command(name="badge")
+@click.argument("results", type=PATH)
+def badge_command(results: Path) -> None:
+    """A badge's JSON (shields.io endpoint) of a result set that has all rows."""
+    matrix = load_matrix()
+    click.echo(json.dumps(badge(read_whole(results), matrix.rows, load_known(matrix=matrix))))
+
+
+@main.command(name="page")
+@click.argument("results", type=PATH, nargs=-1, required=True)
+@click.option("--history", type=PATH, help="a directory of runs, e.g. reports/runs: they are in the history too")
+@click.option("--out", type=PATH, required=True, help="the HTML file to write")
+def page_command(results: tuple[Path, ...], history: Path | None, out: Path) -> None:
+    """One HTML file that needs no network: the last of RESULTS, with the history of each check over all of them."""
+    runs = read_runs(results, history)
+    out.write_text(render_page(runs[-1], runs, load_matrix().rows), encoding="utf-8")
+
+
+@main.command(name="docs")
+@click.option("--check", is_flag=True, help="write nothing; exit 1 and name the pages that differ")
+def docs_command(check: bool) -> int:
+    """Write the generated pages of docs/ from the matrix, the results in reports/, known_issues.yaml and the code."""
+    pages = docs.pages()
+    changed = docs.differing(docs.DOCS, pages) if check else docs.write(docs.DOCS, pages)
+    for name in changed:
+        click.echo(f"docs/{name}: " + ("not as generated; right form: python -m conformance docs" if check else "written"))
+    return 1 if check and changed else 0
+
+
+def _now() -> datetime.datetime:
+    return datetime.datetime.now(datetime.UTC)
 
 
 def run() -> int:
-    """The commands with the suite's exit codes: a ConformanceError is one line on stderr."""
+    """The commands with the suite's exit codes. What goes wrong is one line on stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no error
     try:
-        main(standalone_mode=False)
+        # Not main.main, which ends a closed pipe in exit code 1.
+        with main.make_context("conformance", sys.argv[1:]) as context:
+            code = main.invoke(context)
+        sys.stdout.flush()
+    except click.exceptions.Exit as done:  # --help
+        return done.exit_code
     except ConformanceError as fault:
-        click.echo(f"error: {fault}", err=True)
-        return fault.exit_code
-    except click.ClickException as fault:
-        fault.show()
+        return _fault(str(fault), fault.exit_code)
+    except click.exceptions.NoArgsIsHelpError as fault:
+        click.echo(fault.format_message(), err=True)
         return UsageFault.exit_code
+    except click.ClickException as fault:
+        at = fault.ctx if isinstance(fault, click.UsageError) else None
+        right = f"; right form: {at.command_path} --help" if at else ""
+        return _fault(f"{fault.format_message().rstrip('.')}{right}", UsageFault.exit_code)
+    except BrokenPipeError:  # whoever read our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return INTERRUPTED
     except (click.Abort, KeyboardInterrupt):
-        return 4
-    return 0
+        return _fault("interrupted", INTERRUPTED)
+    except OSError as fault:
+        return _fault(f"{fault.filename or 'output'}: {fault.strerror}", UsageFault.exit_code)
+    except Exception as fault:
+        frame = traceback.extract_tb(fault.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno} {frame.name}"
+        return _fault(f"of this suite: {type(fault).__name__}: {fault} ({where})", ConformanceError.exit_code)
+    return code if isinstance(code, int) else 0
+
+
+def _fault(text: str, code: int) -> int:
+    click.echo(f"error: {one_line(text)}", err=True)
+    return code
 
 
 if __name__ == "__main__":

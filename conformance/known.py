@@ -23,7 +23,8 @@ from conformance.yamlsource import Document, Items, Strictly, form_error, load, 
 KNOWN_ISSUES = ROOT / "known_issues.yaml"
 
 
-def _check_specifier(text: str) -> str:
+def check_specifier(text: str) -> str:
+    """The text, if it is a PEP 440 specifier."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
@@ -46,7 +47,7 @@ class KnownIssue(Strictly):
     variant: Id = "documented"
     backend: Backend
     precision: Precision | None = None
-    versions: Mapping[str, Annotated[str, AfterValidator(_check_specifier)]] = {}
+    versions: Mapping[str, Annotated[str, AfterValidator(check_specifier)]] = {}
     outcome: Literal["fail", "always_on", "no_effect", "refused", "crash", "unsupported"]
     exception: Words | None = Field(None, description="type of the exception")
     contains: Words | None = Field(None, description="part of the exception's first line, or of the summary")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -88,11 +88,12 @@ class Strictly(BaseModel):
 
 @dataclass(frozen=True)
 class Document:
-    """The data of one file and the line (from 1) of every node."""
+    """The data of one file, the line (from 1) of every node, and where in the text (after a BOM) each YAML scalar stands."""
 
     name: str
     data: Any
     lines: Mapping[Location, int]
+    spans: Mapping[Location, tuple[int, int]] = field(default_factory=dict)
 
     def fault(self, at: Location, text: str, line: int | None = None) -> UsageFault:
         """`file:line: row 'x': key 'y': text` for the node at `at`, or for the nearest one that exists above it."""
@@ -116,9 +117,9 @@ def _key(at: Location) -> list[str]:
 
 def load(path: Path) -> Document:
     """Read one YAML document; UsageFault (one line) for anything that is not UTF-8 YAML of the subset."""
-    name = _display(path)
+    name = display(path)
     try:
-        raw = _read(path, name)
+        raw = read_bounded(path, name, MAX_BYTES)
         node = yaml.compose(raw.decode("utf-8-sig"), Loader=_NodeLoader)
     except OSError as fault:
         raise UsageFault(f"{name}: cannot be read: {fault.strerror}") from None
@@ -136,23 +137,24 @@ def load(path: Path) -> Document:
     if node is None:
         raise UsageFault(f"{name}:1: empty; right form: a mapping, see the published schema")
     builder = _Builder()
-    document = Document(name, builder.build(node), builder.lines)
+    document = Document(name, builder.build(node), builder.lines, builder.spans)
     for at, line, text in builder.faults:
         raise document.fault(at, text, line)
     return document
 
 
-def _display(path: Path) -> str:
+def display(path: Path) -> str:
     """The path as a user would type it: below the working directory, relative to it."""
     resolved = path.resolve()
     return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
 
 
-def _read(path: Path, name: str) -> bytes:
+def read_bounded(path: Path, name: str, limit: int) -> bytes:
+    """The whole file; UsageFault when it is larger than `limit` bytes. OSError as it comes."""
     with path.open("rb") as file:
-        raw = file.read(MAX_BYTES + 1)
-    if len(raw) > MAX_BYTES:
-        raise UsageFault(f"{name}: larger than {MAX_BYTES} bytes; right form: one small file")
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise UsageFault(f"{name}: larger than {limit} bytes; right form: one small file")
     return raw
 
 
@@ -161,6 +163,7 @@ class _Builder:
 
     def __init__(self) -> None:
         self.lines: dict[Location, int] = {}
+        self.spans: dict[Location, tuple[int, int]] = {}
         self.faults: list[tuple[Location, int, str]] = []
 
     def build(self, node: yaml.Node, at: Location = ()) -> Any:
@@ -170,6 +173,7 @@ class _Builder:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, at)
         assert isinstance(node, yaml.ScalarNode)
+        self.spans[at] = (node.start_mark.index, node.end_mark.index)
         return node.value if node.style else _plain_scalar(node.value)
 
     def _mapping(self, node: yaml.MappingNode, at: Location) -> dict[str, Any]:
@@ -213,6 +217,8 @@ _EXPLAINED = {
     "string_type": ("{input} is not text", "text, in quotes if it looks like a number or a boolean"),
     "bool_type": ("{input} is not a boolean", "true or false"),
     "int_type": ("{input} is not a whole number", "a whole number without quotes"),
+    "date_type": ("{input} is not a date", "a date without quotes, such as 2026-12-31"),
+    "date_from_datetime_inexact": ("{input} is not a date", "a date without a time, such as 2026-12-31"),
     "literal_error": ("{input} is not allowed", "one of {expected}"),
     "model_type": ("{input} is not a mapping", "a mapping with the fields of the published schema"),
     "mapping_type": ("{input} is not a mapping", "a mapping"),

@@ -9,6 +9,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from conformance.combinations import Combinations
+from conformance.diff import Diff
+from conformance.gate import Policy
 from conformance.known import KnownIssues
 from conformance.matrix import Matrix
 from conformance.results import line_adapter
@@ -22,6 +27,9 @@ def texts() -> dict[str, str]:
         "matrix.schema.json": Matrix.model_json_schema(),
         "known_issues.schema.json": KnownIssues.model_json_schema(),
         "results.schema.json": _with_kind(line_adapter().json_schema()),
+        "diff.schema.json": TypeAdapter(Diff).json_schema(mode="serialization"),
+        "policy.schema.json": Policy.model_json_schema(),
+        "combinations.schema.json": Combinations.model_json_schema(),
     }
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema"}
     return {
