@@ -10,17 +10,21 @@ from pathlib import Path
 from conformance.errors import UsageFault
 from conformance.matrix import Row
 from conformance.report.markdown import render
+from conformance.report.page import render_page
 from conformance.report.words import Language
-from conformance.results import FILE_NAME, ResultSet
+from conformance.results import FILE_NAME, ResultSet, read_results
 
 TABLES: dict[Language, str] = {"en": "support-table.md", "zh": "support-table.zh.md"}
+#: Beside a run's tables; not published, since `reports/` is read as Markdown.
+PAGE = "support-table.html"
 
 
 def write_tables(results: ResultSet, rows: Sequence[Row], directory: Path) -> None:
-    """Write both languages' pages into the run's directory; UsageFault when the disk does not take them."""
-    for language, name in TABLES.items():
+    """Write the tables, and the page made of them, into the run's directory; UsageFault when the disk does not take them."""
+    texts = {name: render(results, rows, language) for language, name in TABLES.items()}
+    for name, text in {**texts, PAGE: render_page(results, [results], rows)}.items():
         try:
-            (directory / name).write_text(render(results, rows, language), encoding="utf-8")
+            (directory / name).write_text(text, encoding="utf-8")
         except OSError as fault:
             raise UsageFault(f"{directory / name}: cannot write the table: {fault.strerror}") from None
 
@@ -37,6 +41,15 @@ def publish(run: Path, reports: Path, results: ResultSet) -> Path:
     except OSError as fault:
         raise UsageFault(f"{target}: cannot publish the results: {fault.strerror}") from None
     return target
+
+
+def published(reports: Path, results: ResultSet) -> ResultSet | None:
+    """What `reports/` shows for the stack of these results so far, if it is there, readable and whole."""
+    try:
+        before = read_results(reports / stack_name(results))
+    except UsageFault:
+        return None
+    return before if before.complete and before.header.complete_selection else None
 
 
 def stack_name(results: ResultSet) -> str:

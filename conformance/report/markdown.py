@@ -7,15 +7,17 @@ newlines, backticks and angle brackets, and tabulate escapes none of them.
 from __future__ import annotations
 
 import re
-import unicodedata
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from tabulate import tabulate
 
 from conformance.matrix import ROLES, Role, Row, override_text
+from conformance.operators import Family
+from conformance.report.text import one_line
+from conformance.report.view import Form, View, detail_of
 from conformance.report.words import OUTCOME_SIGNS, VERDICT_SIGNS, WORDS, Language, Words
-from conformance.results import CHECKS, PRECISIONS, Check, CheckRecord, Header, ResultSet
-from conformance.verdict import Conclusion, Verdict, conclude
+from conformance.results import CHECKS, Check, CheckRecord, Header, OperatorRecord, Outcome, ResultSet
+from conformance.verdict import Verdict
 
 #: Longest text in a cell and in a line of the details, in characters before escaping.
 CELL, LINE = 160, 1000
@@ -25,11 +27,7 @@ _MAIN_PACKAGES = ("verl", "megatron-core", "mindspeed", "torch", "torch-npu")
 
 def escape(text: str, limit: int = LINE) -> str:
     """Text that Markdown shows as it is, on one line, also in a table cell. What cannot be printed becomes a space."""
-    printable = "".join(" " if unicodedata.category(c)[0] in "CZ" else c for c in text[: limit + 1])
-    one_line = " ".join(printable.split())
-    if len(text) > limit:
-        one_line = one_line[:limit] + "…"
-    escaped = re.sub(r"([\\`*\[\]<>|~&!#$])", r"\\\1", one_line)
+    escaped = re.sub(r"([\\`*\[\]<>|~&!#$])", r"\\\1", one_line(text, limit))
     # Inside a word an underscore is plain; elsewhere it starts or ends emphasis.
     return re.sub(r"(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])", r"\\_", escaped)
 
@@ -54,27 +52,23 @@ def table(columns: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 def render(results: ResultSet, rows: Sequence[Row], language: Language) -> str:
     """The whole page. `rows` is the matrix; those that the run selected are shown, in the matrix's order."""
-    page = _Page(results, [row for row in rows if row.id in results.header.rows], WORDS[language], language)
+    page = _Page(View(results, rows), WORDS[language], language)
     blocks = [*page.head(), *page.tables(), *page.legend(), *page.stack(), *page.details()]
     return "\n\n".join(blocks) + "\n"
 
 
+def row_details(view: View, row: Row, language: Language) -> str:
+    """One row's checks with what stands behind them, as a nested list."""
+    return "\n".join(_Page(view, WORDS[language], language).row_details(row))
+
+
 class _Page:
-    def __init__(self, results: ResultSet, rows: Sequence[Row], words: Words, language: Language) -> None:
-        self.results = results
-        self.rows = rows
+    def __init__(self, view: View, words: Words, language: Language) -> None:
+        self.view = view
+        self.results = view.results
+        self.rows = view.rows
         self.words = words
         self.language: Language = language
-        self.conclusions = {(row.id, role): self._conclude(row, role) for row in rows for role in ROLES}
-
-    def _conclude(self, row: Row, role: Role) -> Conclusion:
-        mine = [r for r in self.results.checks if (r.row, r.role) == (row.id, role)]
-        return conclude(row, mine, self.results.header.precisions)
-
-    def _records(self, row: Row, role: Role, variant: str, check: Check) -> list[CheckRecord]:
-        wanted = (row.id, role, variant, check)
-        found = [r for r in self.results.checks if (r.row, r.role, r.variant, r.check) == wanted]
-        return sorted(found, key=lambda r: PRECISIONS.index(r.precision) if r.precision else -1)
 
     def head(self) -> Iterator[str]:
         header, words = self.results.header, self.words
@@ -95,7 +89,8 @@ class _Page:
             lines = [self._line(r, variant) for r in self.rows if r.table == kind for variant in r.variant_names]
             if lines:
                 yield f"## {title}"
-                yield table(self.words.columns, lines)
+                extra = [self.words.operators] if any(r.operators for r in self.rows if r.table == kind) else []
+                yield table([*self.words.columns, *extra], [line[: len(self.words.columns) + len(extra)] for line in lines])
 
     def _line(self, row: Row, variant: str) -> list[str]:
         """The documented spelling has the row's own verdict; a variant has what it came to by itself."""
@@ -109,7 +104,18 @@ class _Page:
             _by_role({role: self._evidence(row, role, variant) for role in ROLES}),
             self.words.devices[self.results.header.device],
             _stack_cell(self.results.header),
+            "; ".join(self._operator(*found) for found in self.view.operators(row)) if documented else "",
         ]
+
+    def _operator(self, family: Family, record: OperatorRecord | None) -> str:
+        """What a family of operators came to under generated inputs."""
+        if record is None or record.outcome != "pass":
+            outcome: Outcome = "not_run" if record is None else record.outcome
+            said = "" if record is None else f": {escape(record.summary, CELL)}"
+            return f"{code(family)} {OUTCOME_SIGNS[outcome]} {self.words.outcomes[outcome]}{said}"
+        ratio = "?" if record.worst_ratio is None else f"{record.worst_ratio:.2g}×"
+        told = self.words.operator_cell.format(cases=record.cases, ratio=ratio, device=self.words.devices[record.device])
+        return f"{code(family)} {OUTCOME_SIGNS['pass']} {told}"
 
     def _keys(self, row: Row, variant: str) -> str:
         spelling = row.spelling(variant)
@@ -118,17 +124,17 @@ class _Page:
         return f"{keys}; {self.words.companions} {companions}" if companions else keys
 
     def _verdict(self, row: Row, role: Role, variant: str) -> str:
-        conclusion = self.conclusions[(row.id, role)]
-        if variant != "documented":
-            return self._verdict_word(conclusion.by_variant[variant])
-        by = f" ({conclusion.variant})" if conclusion.variant != "documented" else ""
-        return self._verdict_word(conclusion.verdict) + by
+        conclusion = self.view.conclusion(row, role)
+        if variant == "documented" and conclusion.variant != "documented":
+            return f"{self._verdict_word(conclusion.verdict)} ({conclusion.variant})"
+        owner = conclusion.owners.get(variant)
+        return self._verdict_word(conclusion.by_variant[variant]) + (f": {escape(owner)}" if owner else "")
 
     def _verdict_word(self, verdict: Verdict) -> str:
         return f"{VERDICT_SIGNS[verdict]} {self.words.verdicts[verdict][0]}"
 
     def _outcomes(self, row: Row, role: Role, variant: str, check: Check) -> str:
-        records = self._records(row, role, variant, check)
+        records = self.view.records(row, role, variant, check)
         missing = f"{OUTCOME_SIGNS['not_run']} {self.words.outcomes['not_run']}"
         return " ".join(self._outcome(r) for r in records) or missing
 
@@ -137,7 +143,7 @@ class _Page:
         return f"{text} ({record.precision})" if record.precision else text
 
     def _evidence(self, row: Row, role: Role, variant: str) -> str:
-        return " ".join(escape(r.summary, CELL) for r in self._records(row, role, variant, "engaged"))
+        return " ".join(escape(r.summary, CELL) for r in self.view.records(row, role, variant, "engaged"))
 
     def legend(self) -> Iterator[str]:
         yield f"## {self.words.legend}"
@@ -154,48 +160,44 @@ class _Page:
         for row in self.rows:
             title = row.title.zh if self.language == "zh" else row.title.en
             yield f"### {code(row.id)} {escape(row.name)}: {escape(title)}"
-            yield "\n".join(self._row_details(row))
+            yield "\n".join([*self._notes(row), *self.row_details(row)])
 
-    def _row_details(self, row: Row) -> Iterator[str]:
+    def _notes(self, row: Row) -> Iterator[str]:
         for note in (row.note, *(row.spelling(name).note for name in row.variant_names)):
             if note:
                 yield f"- {self.words.note}: {escape(note.zh if self.language == 'zh' else note.en)}"
+
+    def row_details(self, row: Row) -> Iterator[str]:
         for variant in row.variant_names:
             for role in ROLES:
                 name = self.words.documented if variant == "documented" else variant
-                yield f"- {role}, {name}: {self._verdict_word(self.conclusions[(row.id, role)].by_variant[variant])}"
+                yield f"- {role}, {name}: {self._verdict_word(self.view.conclusion(row, role).by_variant[variant])}"
                 for check in CHECKS:
-                    for record in self._records(row, role, variant, check):
+                    for record in self.view.records(row, role, variant, check):
                         summary = f": {escape(record.summary)}" if record.summary else ""
                         yield f"  - {self.words.checks[check]} {self._outcome(record)}{summary}"
                         yield from (f"    - {line}" for line in self._record_details(record))
 
     def _record_details(self, record: CheckRecord) -> Iterator[str]:
-        words, detail, raised = self.words, record.detail, record.exception
-        forms = detail.get("forms")
-        for form in forms if isinstance(forms, list) else []:
-            if isinstance(form, dict):
-                yield self._form(form)
+        words, detail, raised = self.words, detail_of(record), record.exception
+        yield from (self._form(form) for form in detail.forms)
         if raised:
             where = f"{escape(raised.frame)}, {escape(raised.owner)}"
             yield f"{words.exception}: {escape(raised.type)}: {escape(raised.message)} ({where})"
-        figures = detail.get("figures")
-        if isinstance(figures, dict) and figures:
-            yield f"{words.figures}: " + ", ".join(f"{escape(k)} = {escape(_figure(v))}" for k, v in figures.items())
-        evidence = detail.get("evidence")
-        for line in evidence if isinstance(evidence, list) else []:
-            yield f"{words.evidence}: {escape(str(line))}"
-        how = detail.get("how_to_run")
-        if isinstance(how, str) and how:
-            yield f"{words.how_to_run}: {code(how)}"
+        if detail.with_plain:
+            yield f"{words.with_plain}: {escape(detail.with_plain)}"
+        if detail.figures:
+            yield f"{words.figures}: " + ", ".join(f"{escape(k)} = {escape(v)}" for k, v in detail.figures)
+        yield from (f"{words.evidence}: {escape(line)}" for line in detail.evidence)
+        if detail.how_to_run:
+            yield f"{words.how_to_run}: {code(detail.how_to_run)}"
 
-    def _form(self, form: Mapping[str, object]) -> str:
+    def _form(self, form: Form) -> str:
         """One way to write the overrides: what works, ready to copy; else what it comes to."""
-        name, outcome, overrides = form.get("form"), form.get("outcome"), form.get("overrides")
-        if outcome == "pass" and isinstance(overrides, list):
-            return f"{self.words.overrides} ({escape(str(name))}): " + " ".join(code(str(o)) for o in overrides)
-        known = next((f"{sign} {self.words.outcomes[o]}" for o, sign in OUTCOME_SIGNS.items() if o == outcome), None)
-        return f"{escape(str(name))}: {known or escape(str(outcome))}: {escape(str(form.get('summary', '')))}"
+        if form.works:
+            return f"{self.words.overrides} ({escape(form.name)}): " + " ".join(code(o) for o in form.overrides)
+        known = f"{OUTCOME_SIGNS[form.outcome]} {self.words.outcomes[form.outcome]}" if form.outcome else escape(form.word)
+        return f"{escape(form.name)}: {known}: {escape(form.summary)}"
 
 
 def _by_role(texts: dict[Role, str]) -> str:
@@ -205,7 +207,3 @@ def _by_role(texts: dict[Role, str]) -> str:
 def _stack_cell(header: Header) -> str:
     versions = header.versions()
     return escape(", ".join(f"{name} {versions[name]}" for name in _MAIN_PACKAGES if name in versions), CELL)
-
-
-def _figure(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)

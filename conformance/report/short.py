@@ -8,9 +8,10 @@ from pathlib import Path
 from conformance.errors import UsageFault
 from conformance.matrix import ROLES, Role, Row
 from conformance.report.markdown import code, escape, table
-from conformance.report.words import VERDICT_SIGNS, WORDS
-from conformance.results import ResultSet
-from conformance.verdict import Verdict, conclude
+from conformance.report.view import View
+from conformance.report.words import OUTCOME_SIGNS, VERDICT_SIGNS, WORDS
+from conformance.results import Outcome, ResultSet
+from conformance.verdict import Conclusion
 
 BEGIN = "<!-- table: written by python -m conformance table -->"
 END = "<!-- end of table -->"
@@ -18,6 +19,34 @@ END = "<!-- end of table -->"
 
 def short_table(results: ResultSet, rows: Sequence[Row]) -> str:
     """Markdown: what was run and on what, then the table."""
+    lines = []
+    view = View(results, rows)
+    for row in view.rows:
+        for variant in row.variant_names:
+            keys = ", ".join(dict.fromkeys(s.key.rpartition(".")[2] for s in row.spelling(variant).settings))
+            companions = ", ".join(c.key.rpartition(".")[2] for c in row.spelling(variant).companions)
+            name = escape(row.name) if variant == "documented" else f"↳ {variant}"
+            verdicts = [_verdict(view.conclusion(row, role), variant) for role in ROLES]
+            written = code(keys) + (f" with {code(companions)}" if companions else "")
+            line = [name, written, *verdicts, _why(results, row, variant)]
+            lines.append([*line, _operators(view, row, variant)] if results.operators else line)
+    columns = ["row", "keys", "actor", "ref", "what was seen (actor)", *(["operators"] if results.operators else [])]
+    return f"{run_line(results)}\n\n{table(columns, lines)}"
+
+
+def _operators(view: View, row: Row, variant: str) -> str:
+    """How many generated cases the row's operators were run on, and the worst error against that of plain torch."""
+    records = [record for _, record in view.operators(row) if record is not None] if variant == "documented" else []
+    if not records:
+        return ""
+    worst = max((r.worst_ratio for r in records if r.worst_ratio is not None), default=None)
+    outcome: Outcome = next((r.outcome for r in records if r.outcome != "pass"), "pass")
+    ratio = "" if worst is None else f", worst error {worst:.2g}×"
+    return f"{OUTCOME_SIGNS[outcome]} {sum(r.cases for r in records)} cases{ratio}"
+
+
+def run_line(results: ResultSet) -> str:
+    """Markdown: what a run was made with, on one line."""
     header, words = results.header, WORDS["en"]
     stack = ", ".join(
         f"{p.name} {p.version}" + (f" ({p.commit})" if p.commit else "")
@@ -25,29 +54,13 @@ def short_table(results: ResultSet, rows: Sequence[Row]) -> str:
         if p.name in ("verl", "megatron-core", "mindspeed", "torch")
     )
     head = f"Backend {header.backend}, {words.devices[header.device]}, {escape(stack)}; float32 and bfloat16."
-    if not results.complete:
-        head = f"**{words.incomplete}** {head}"
-    lines = []
-    for row in rows:
-        if row.id not in header.rows:
-            continue
-        conclusions = {
-            role: conclude(row, [r for r in results.checks if (r.row, r.role) == (row.id, role)], header.precisions)
-            for role in ROLES
-        }
-        for variant in row.variant_names:
-            keys = ", ".join(dict.fromkeys(s.key.rpartition(".")[2] for s in row.spelling(variant).settings))
-            companions = ", ".join(c.key.rpartition(".")[2] for c in row.spelling(variant).companions)
-            name = escape(row.name) if variant == "documented" else f"↳ {variant}"
-            verdicts = [_word(conclusions[role].by_variant[variant]) for role in ROLES]
-            lines.append(
-                [name, code(keys) + (f" with {code(companions)}" if companions else ""), *verdicts, _why(results, row, variant)]
-            )
-    return f"{head}\n\n{table(['row', 'keys', 'actor', 'ref', 'what was seen (actor)'], lines)}"
+    return head if results.complete else f"**{words.incomplete}** {head}"
 
 
-def _word(verdict: Verdict) -> str:
-    return f"{VERDICT_SIGNS[verdict]} {WORDS['en'].verdicts[verdict][0]}"
+def _verdict(conclusion: Conclusion, variant: str) -> str:
+    """The word, and whose failure it is."""
+    verdict, owner = conclusion.by_variant[variant], conclusion.owners.get(variant)
+    return f"{VERDICT_SIGNS[verdict]} {WORDS['en'].verdicts[verdict][0]}" + (f": {escape(owner)}" if owner else "")
 
 
 def _why(results: ResultSet, row: Row, variant: str) -> str:

@@ -26,6 +26,7 @@ VERDICT_SIGNS: dict[Verdict, str] = {
     Verdict.WORKS: "✅",
     Verdict.WITH_COMPANIONS: "✅",
     Verdict.OTHER_SPELLING: "✅",
+    Verdict.NOT_APPLICABLE: "➖",
     Verdict.NOT_RUN: "⏸",
     Verdict.ALWAYS_ON: "🔒",
     Verdict.NO_EFFECT: "⚪",
@@ -46,6 +47,8 @@ class Words:
     partial: str
     tables: dict[Literal["feature", "fused_operator"], str]
     columns: tuple[str, ...]
+    operators: str
+    operator_cell: str
     checks: dict[Check, str]
     outcomes: dict[Outcome, str]
     verdicts: dict[Verdict, tuple[str, str]]
@@ -62,6 +65,41 @@ class Words:
     figures: str
     evidence: str
     how_to_run: str
+    with_plain: str
+    page: PageWords
+
+
+@dataclass(frozen=True)
+class PageWords:
+    """What only the HTML page says. `columns` of runs: number, start, backend, device, state, stack."""
+
+    language: str
+    skip: str
+    search: str
+    search_hint: str
+    filter_verdict: str
+    filter_role: str
+    shown: str
+    nothing: str
+    row: str
+    verdict: str
+    set_it: str
+    variant: str
+    copy: str
+    copied: str
+    run_with: str
+    raised_at: str
+    no_record: str
+    left_out: str
+    gone: str
+    history: str
+    history_hint: str
+    share: str
+    runs: str
+    run_columns: tuple[str, str, str, str, str, str]
+    complete: str
+    interrupted: str
+    this_run: str
 
 
 ENGLISH = Words(
@@ -82,6 +120,8 @@ ENGLISH = Words(
         "Device",
         "Stack",
     ),
+    operators="Operators",
+    operator_cell="{cases} cases, worst error {ratio} of plain torch's, {device}",
     checks={"accepted": "accepted", "engaged": "engaged", "parity": "parity"},
     outcomes={
         "pass": "pass",
@@ -104,6 +144,10 @@ ENGLISH = Words(
             "works with another spelling",
             "not as documented, but with the other keys or values listed for the variant",
         ),
+        Verdict.NOT_APPLICABLE: (
+            "not applicable",
+            "the switch concerns the other role, or leaves nothing to look for",
+        ),
         Verdict.NOT_RUN: ("not run", "something was not run; the details say what it takes"),
         Verdict.ALWAYS_ON: ("always on", "the feature runs whether the key is on or off"),
         Verdict.NO_EFFECT: ("no effect", "the key is taken and changes nothing that runs"),
@@ -125,6 +169,36 @@ ENGLISH = Words(
     figures="figures",
     evidence="evidence",
     how_to_run="how to run",
+    with_plain="without MindSpeed",
+    page=PageWords(
+        language="Language",
+        skip="Skip to the table",
+        search="Search",
+        search_hint="row, key, message",
+        filter_verdict="Only these verdicts",
+        filter_role="Roles",
+        shown="lines shown of",
+        nothing="No line matches the search and the filters.",
+        row="Row",
+        verdict="Verdict",
+        set_it="How to set it",
+        variant="variant",
+        copy="Copy",
+        copied="Copied",
+        run_with="All overrides of a run, for a shell",
+        raised_at="at",
+        no_record="The run has no record of this check.",
+        left_out="more, not shown here",
+        gone="Rows of the run that the matrix no longer has:",
+        history="History",
+        history_hint="Oldest run on the left; the numbers are those of the list of runs.",
+        share="Largest difference as a share of its bound; 1 is the bound.",
+        runs="Runs",
+        run_columns=("No.", "Started", "Backend", "Device", "State", "Stack"),
+        complete="complete",
+        interrupted="interrupted",
+        this_run="shown on this page",
+    ),
 )
 
 CHINESE = Words(
@@ -134,6 +208,8 @@ CHINESE = Words(
     partial="部分结果（PARTIAL）：只选择了以下行：{rows}。",
     tables={"feature": "特性", "fused_operator": "融合算子"},
     columns=("特性名称", "配置参数", "状态", "结论", "是否接受", "是否生效", "数值一致", "证据", "设备", "软件栈"),
+    operators="算子",
+    operator_cell="{cases} 个用例，最大误差为普通 torch 的 {ratio}，{device}",
     checks={"accepted": "是否接受", "engaged": "是否生效", "parity": "数值一致"},
     outcomes={
         "pass": "通过",
@@ -150,6 +226,7 @@ CHINESE = Words(
         Verdict.WORKS: ("可用", "按文档写法被接受、生效，且数值一致"),
         Verdict.WITH_COMPANIONS: ("配合附加项可用", "仅按文档写法不可用，加上变体所列附加项后可用"),
         Verdict.OTHER_SPELLING: ("换用其他写法可用", "按文档写法不可用，用变体所列的其他键或值可用"),
+        Verdict.NOT_APPLICABLE: ("不适用", "该开关只涉及另一角色，或在此角色下没有可观察的内容"),
         Verdict.NOT_RUN: ("未运行", "有检查未运行；所需条件见详情"),
         Verdict.ALWAYS_ON: ("始终开启", "无论该键开或关，特性都在运行"),
         Verdict.NO_EFFECT: ("无效果", "该键被接受，但不改变任何实际运行的内容"),
@@ -171,6 +248,36 @@ CHINESE = Words(
     figures="数值",
     evidence="证据",
     how_to_run="如何运行",
+    with_plain="不用 MindSpeed 时",
+    page=PageWords(
+        language="语言",
+        skip="跳到表格",
+        search="搜索",
+        search_hint="行、键、报错",
+        filter_verdict="只看这些结论",
+        filter_role="角色",
+        shown="行已显示，共",
+        nothing="没有符合搜索和筛选条件的行。",
+        row="行",
+        verdict="结论",
+        set_it="如何设置",
+        variant="变体",
+        copy="复制",
+        copied="已复制",
+        run_with="一次运行的全部 override（用于 shell）",
+        raised_at="位置",
+        no_record="本次运行没有这项检查的记录。",
+        left_out="项未在此显示",
+        gone="运行中有、而当前矩阵已没有的行：",
+        history="历史",
+        history_hint="左边最早；编号见“运行列表”。",
+        share="最大差异与其界限之比；1 即界限。",
+        runs="运行列表",
+        run_columns=("编号", "开始", "后端", "设备", "状态", "软件栈"),
+        complete="完整",
+        interrupted="被中断",
+        this_run="本页所示",
+    ),
 )
 
 WORDS: dict[Language, Words] = {"en": ENGLISH, "zh": CHINESE}
