@@ -11,6 +11,7 @@ import datetime
 import io
 import json
 import os
+import subprocess
 import sys
 import traceback
 from pathlib import Path
@@ -18,12 +19,13 @@ from pathlib import Path
 import click
 
 from conformance import combinations, docs, gate, promote
+from conformance.checkout import mindspeed_for
 from conformance.ci import badge
 from conformance.diff import compare, read_whole
 from conformance.errors import ConformanceError, UsageFault
 from conformance.explain import explanation
 from conformance.known import load_known
-from conformance.matrix import MATRIX, load_matrix
+from conformance.matrix import MATRIX, ROOT, load_matrix
 from conformance.report.difference import to_json, to_markdown, to_terminal
 from conformance.report.history import read_runs
 from conformance.report.page import render_page
@@ -31,6 +33,7 @@ from conformance.report.short import insert, short_table
 from conformance.report.text import one_line
 from conformance.results import read_results
 from conformance.stack import find_mindspeed, require
+from conformance.stackfile import read_stack
 
 PATH = click.Path(path_type=Path)
 INTERRUPTED = 4
@@ -129,6 +132,21 @@ def page_command(results: tuple[Path, ...], history: Path | None, out: Path) -> 
     """One HTML file that needs no network: the last of RESULTS, with the history of each check over all of them."""
     runs = read_runs(results, history)
     out.write_text(render_page(runs[-1], runs, load_matrix().rows), encoding="utf-8")
+
+
+@main.command(name="run", context_settings={"ignore_unknown_options": True})
+@click.option("--stack", "name", required=True, help="a file under stacks/, without .txt")
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def run_command(name: str, arguments: tuple[str, ...]) -> int:
+    """`pytest conformance ARGUMENTS` with the MindSpeed of a stack. The exit code is pytest's."""
+    stack = read_stack(name)
+    found = mindspeed_for(stack, ROOT / ".tox" / "mindspeed")
+    click.echo(found.said, err=True)
+    environment = {k: v for k, v in os.environ.items() if k != "MINDSPEED_HOME"}
+    if found.home is not None:
+        environment["MINDSPEED_HOME"] = str(found.home)
+    command = [sys.executable, "-m", "pytest", str(ROOT / "conformance"), *arguments]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 @main.command(name="docs")

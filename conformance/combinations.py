@@ -21,7 +21,7 @@ from pydantic import AfterValidator, Field
 from conformance.known import check_specifier
 from conformance.matrix import Words
 from conformance.results import Package
-from conformance.stack import NEEDED, REPORTED, MindSpeed, core_mismatch, deviations
+from conformance.stack import NEEDED, REPORTED, MindSpeed, core_mismatch, untested
 from conformance.yamlsource import Items, Strictly, load, validate
 
 COMBINATIONS = Path(__file__).resolve().parent / "combinations.yaml"
@@ -197,7 +197,7 @@ def _untold(combination: Combination) -> Iterator[tuple[str, str]]:
 def _tested(found: Sequence[Found], mindspeed: MindSpeed | None) -> Iterator[str]:
     """Whether it is the stack that this suite was tested with, and what else is known to be wrong with it."""
     packages = tuple(Package(f.name, f.version) for f in found if f.version is not None)
-    off = [*deviations(packages), *(f"{f.name} is missing" for f in found if f.version is None and f.name in NEEDED)]
+    off = [*untested(packages), *(f"{f.name} is missing" for f in found if f.version is None and f.name in NEEDED)]
     yield "as this suite was tested" if not off else f"not as this suite was tested: {', '.join(off)}"
     mismatch = core_mismatch(mindspeed) if mindspeed else None
     if mismatch:

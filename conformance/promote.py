@@ -29,7 +29,7 @@ from conformance.gate import Policy
 from conformance.matrix import ROLES, Matrix, Row, load_matrix
 from conformance.report.text import one_line
 from conformance.results import PRECISIONS, CheckRecord, ResultSet, read_results
-from conformance.stack import deviations
+from conformance.stack import untested
 from conformance.yamlsource import load
 
 Status = Literal["Dev", "Preview", "Released"]
@@ -141,7 +141,7 @@ def _not_released(row: Row, showing: Sequence[Evidence], policy: Policy | None, 
     on_npu = [e for e in showing if e.results.header.device == "npu"]
     if not on_npu:
         yield "not Released: no run on a real NPU"
-    unpinned = [deviations(e.results.header.stack) for e in on_npu]
+    unpinned = [untested(e.results.header.stack) for e in on_npu]
     if on_npu and all(unpinned):
         yield f"not Released: not on the pinned stack: {', '.join(unpinned[0])}"
     if policy is None:

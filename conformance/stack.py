@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import re
@@ -15,19 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
-from packaging.version import InvalidVersion, Version
 
 from conformance.errors import UsageFault
 from conformance.results import Package
+from conformance.stackfile import StackFile, installed_version, stack_of
 
 BackendName = Literal["plain", "mindspeed"]
 
-ROOT = Path(__file__).resolve().parent.parent
-STACKS = ROOT / "stacks"
-#: The stack that the pins name when nothing else is asked for.
-DEFAULT_STACK = "verl091-mcore016"
 #: Distribution -> module whose `__version__` and file are reported.
 REPORTED = {
     "torch": "torch",
@@ -79,37 +73,38 @@ def find_mindspeed(environment: dict[str, str] | os._Environ[str] = os.environ) 
     return MindSpeed(root, *_git(root))
 
 
-def require(stack: str = DEFAULT_STACK) -> None:
+def require() -> None:
     """UsageFault that names every missing distribution with the version that the stack's pins want."""
-    pins = read_pins(STACKS / f"{stack}.txt")
-    missing = [name for name in NEEDED if _metadata_version(name) is None]
+    stack = stack_of(installed_version("verl"))
+    missing = [name for name in NEEDED if installed_version(name) is None]
     if missing:
-        wanted = ", ".join(str(pins.get(canonicalize_name(name), name)) for name in missing)
-        raise UsageFault(f"missing: {wanted}; right form: python -m pip install -r stacks/{stack}.txt")
+        wanted = ", ".join(str(stack.pins.get(canonicalize_name(name), name)) for name in missing)
+        raise UsageFault(f"missing: {wanted}; right form: python -m pip install -r stacks/{stack.name}.txt")
 
 
-def deviations(packages: tuple[Package, ...], stack: str = DEFAULT_STACK) -> list[str]:
-    """What differs from the stack's pins, one line each; such a combination is untested, not refused."""
-    pins = read_pins(STACKS / f"{stack}.txt")
-    found = []
-    for package in packages:
-        pin = pins.get(canonicalize_name(package.name))
-        if pin is not None and not _satisfies(package.version, pin):
-            found.append(f"{package.name} {package.version} (the stack pins {pin.specifier})")
-    return found
+def installed(mindspeed: MindSpeed | None) -> tuple[Package, ...]:
+    """What the metadata says is installed, before anything is imported: names and versions only."""
+    found = [Package(name, version) for name in REPORTED if (version := installed_version(name)) is not None]
+    return (*found, *([Package("mindspeed", mindspeed.branch or "unknown")] if mindspeed else []))
 
 
-def _satisfies(version: str, pin: Requirement) -> bool:
-    """Whether the release fits the pin, whatever its local build label (`+cpu`); text that is no version does not."""
-    try:
-        return pin.specifier.contains(Version(version).public, prereleases=True)
-    except InvalidVersion:
-        return False
+def untested(packages: tuple[Package, ...]) -> tuple[str, ...]:
+    """What differs from the stack that pins this verl, one line each."""
+    return _stack(packages).untested(packages)
+
+
+def deviations(packages: tuple[Package, ...]) -> tuple[str, ...]:
+    """What the stack that pins this verl declares to differ from the documented one, and why."""
+    return _stack(packages).deviations
+
+
+def _stack(packages: tuple[Package, ...]) -> StackFile:
+    return stack_of(next((p.version for p in packages if p.name == "verl"), None))
 
 
 def core_mismatch(mindspeed: MindSpeed) -> str | None:
     """One line when the installed megatron-core is not the series that the MindSpeed branch is made for."""
-    installed = _metadata_version("megatron-core")
+    installed = installed_version("megatron-core")
     series = mindspeed.core_series
     if series is None or installed is None or installed.startswith(series + "."):
         return None
@@ -119,28 +114,6 @@ def core_mismatch(mindspeed: MindSpeed) -> str | None:
     )
 
 
-def read_pins(path: Path) -> dict[str, Requirement]:
-    """A requirements file as canonical name -> requirement; UsageFault with the line for what is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except UnicodeDecodeError:
-        raise UsageFault(f"stacks/{path.name}: not UTF-8 text; right form: a line name==version each") from None
-    except OSError as fault:
-        known = ", ".join(sorted(p.stem for p in STACKS.glob("*.txt")))
-        raise UsageFault(f"stacks/{path.name}: cannot be read ({fault.strerror}); there are: {known}") from None
-    pins: dict[str, Requirement] = {}
-    for number, line in enumerate(lines, 1):
-        text = line.partition("#")[0].strip()
-        if not text or text.startswith("-"):
-            continue
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            raise UsageFault(f"stacks/{path.name}:{number}: {text!r} is no requirement; right form: name==version") from None
-        pins[canonicalize_name(requirement.name)] = requirement
-    return pins
-
-
 def collect(mindspeed: MindSpeed | None) -> tuple[Package, ...]:
     """The packages that this process has imported. Paths start at the package root's parent, never at a machine's."""
     packages = [Package("python", ".".join(map(str, sys.version_info[:3])))]
@@ -148,7 +121,7 @@ def collect(mindspeed: MindSpeed | None) -> tuple[Package, ...]:
         module = sys.modules.get(module_name)
         if module is None:
             continue
-        version = getattr(module, "__version__", None) or _metadata_version(name) or "unknown"
+        version = getattr(module, "__version__", None) or installed_version(name) or "unknown"
         commit = None
         if name == "mindspeed" and mindspeed is not None:
             version = mindspeed.branch or str(version)
@@ -164,13 +137,6 @@ def _short(file: str | None) -> str | None:
 
     path = Path(file)
     return f"conformance/{path.relative_to(HERE).as_posix()}" if path.is_relative_to(HERE) else short_path(file)
-
-
-def _metadata_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _git(root: Path) -> tuple[str | None, str | None]:

@@ -251,3 +251,11 @@ def test_the_published_schema_refuses_what_the_reader_refuses(tmp_path: Path, ke
         except UsageFault:
             readable = False
         assert VALIDATOR.is_valid(json.loads(text)) == readable, line
+
+
+def test_a_reports_directory_with_one_published_run(tmp_path: Path) -> None:
+    write(tmp_path / "reports" / "stack")
+    assert read_results(tmp_path / "reports").complete
+    write(tmp_path / "reports" / "other")
+    with pytest.raises(UsageFault, match="several stacks; right form: one of other, stack"):
+        read_results(tmp_path / "reports")

@@ -11,21 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from conformance import stack
 from conformance.errors import UsageFault
-from conformance.results import Package
-from conformance.stack import (
-    DEFAULT_STACK,
-    NEEDED,
-    REPORTED,
-    STACKS,
-    MindSpeed,
-    core_mismatch,
-    deviations,
-    find_mindspeed,
-    read_pins,
-    require,
-)
+from conformance.stack import NEEDED, MindSpeed, core_mismatch, find_mindspeed, require
+from conformance.stackfile import DEFAULT_STACK, read_stack
 
 
 def make_mindspeed(root: Path) -> Path:
@@ -152,7 +140,7 @@ def test_core_mismatch(installed: Callable[[dict[str, str]], None], branch: str,
 
 
 def test_every_missing_package_is_named_with_the_wanted_version(installed: Callable[[dict[str, str]], None]) -> None:
-    pins = read_pins(STACKS / f"{DEFAULT_STACK}.txt")
+    pins = read_stack(DEFAULT_STACK).pins
     installed(dict.fromkeys(NEEDED, "1"))
     require()
     installed(dict.fromkeys([name for name in NEEDED if name not in ("verl", "megatron-core")], "1"))
@@ -166,62 +154,3 @@ def test_every_missing_package_is_named_with_the_wanted_version(installed: Calla
     with pytest.raises(UsageFault) as fault:
         require()
     assert all(str(pins[name]) in str(fault.value) for name in NEEDED)
-
-
-def test_unknown_stack_names_those_that_there_are() -> None:
-    with pytest.raises(UsageFault, match=rf"stacks/nope\.txt: cannot be read .*there are: .*{DEFAULT_STACK}"):
-        require("nope")
-
-
-@pytest.mark.parametrize("path", sorted(STACKS.glob("*.txt")), ids=lambda path: path.stem)
-def test_stored_pins_are_exact(path: Path) -> None:
-    for name, requirement in read_pins(path).items():
-        assert [s.operator for s in requirement.specifier] == ["=="], f"{name} in {path.name}"
-
-
-def test_default_stack_pins_all_that_is_needed() -> None:
-    assert set(NEEDED) <= set(read_pins(STACKS / f"{DEFAULT_STACK}.txt"))
-    assert set(NEEDED) <= set(REPORTED)
-
-
-def test_comments_options_and_case_in_pins(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("# words\n\n--extra-index-url x\nMegatron_Core==0.16.1  # why\n", encoding="utf-8")
-    assert {name: str(r.specifier) for name, r in read_pins(path).items()} == {"megatron-core": "==0.16.1"}
-
-
-@pytest.mark.parametrize("text", ["verl=0.9.1", "verl==", "==1", "../verl"])
-def test_line_that_is_no_requirement_is_named(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "broken.txt"
-    path.write_text(f"torch==2.13.0\n# comment\n{text}\n", encoding="utf-8")
-    with pytest.raises(UsageFault) as fault:
-        read_pins(path)
-    assert str(fault.value).startswith(f"stacks/broken.txt:3: {text!r} is no requirement")
-    assert "\n" not in str(fault.value)
-
-
-def test_pins_that_are_no_text(tmp_path: Path) -> None:
-    path = tmp_path / "binary.txt"
-    path.write_bytes(b"torch==2.13.0\n\xff\xfe\n")
-    with pytest.raises(UsageFault) as fault:
-        read_pins(path)
-    assert str(fault.value).startswith("stacks/binary.txt: ")
-    assert "\n" not in str(fault.value)
-
-
-def test_deviations_from_the_pins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "s.txt").write_text("torch==2.13.0\nverl==0.9.1\nmegatron-core==0.16.1\n", encoding="utf-8")
-    monkeypatch.setattr(stack, "STACKS", tmp_path)
-    packages = (
-        Package("torch", "2.13.0+cpu"),  # a local build label is the same version
-        Package("verl", "0.9.0"),
-        Package("megatron-core", "0.16.1"),
-        Package("mindspeed", "core_r0.16.0"),  # nothing pins it
-    )
-    assert deviations(packages, "s") == ["verl 0.9.0 (the stack pins ==0.9.1)"]
-
-
-def test_version_that_is_none_is_a_deviation_not_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "s.txt").write_text("verl==0.9.1\n", encoding="utf-8")
-    monkeypatch.setattr(stack, "STACKS", tmp_path)
-    assert deviations((Package("verl", "unknown"),), "s") == ["verl unknown (the stack pins ==0.9.1)"]
