@@ -14,6 +14,7 @@ from conformance import config as verl_config
 from conformance import models
 from conformance.matrix import Form, Role, Scalar, override_text
 from conformance.ranks import Raised
+from conformance.results import Route
 
 if TYPE_CHECKING:
     from conformance.ranks import RankContext
@@ -39,6 +40,7 @@ class AcceptSpec:
     world_size: int
     checkpoint: str
     questions: tuple[Question, ...]
+    route: Route = "engine"
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def run(spec: AcceptSpec, context: RankContext) -> dict[Role, list[FormResult]]:
 
 
 def _answer(spec: AcceptSpec, question: Question) -> list[FormResult]:
-    base = [*verl_config.base_overrides(spec.checkpoint, spec.world_size, len(models.LENGTHS)), *question.given]
+    base = [*verl_config.base_overrides(spec.checkpoint, spec.world_size, len(models.LENGTHS), spec.route), *question.given]
     attempts = [(str(form), [override_text(k, v, form) for k, v in question.settings]) for form in FORMS]
     if question.inherited:
         attempts.append(("inherited", [override_text(k, v, "++") for k, v in question.inherited]))

@@ -46,11 +46,6 @@ class Imported:
 
 #: Imported before the first fork, since every rank needs them and an import costs more than a step.
 _WARM = (
-    "verl.workers.engine",
-    "verl.workers.utils.losses",
-    "verl.workers.utils.padding",
-    "verl.utils.distributed",
-    "verl.models.mcore.mbridge",
     "megatron.core.models.gpt.gpt_model",
     "transformers.models.qwen3.modeling_qwen3",
     "transformers.models.qwen3_moe.modeling_qwen3_moe",
@@ -80,7 +75,7 @@ def idle_packages() -> tuple[str, ...]:
 
 def preload(spec: BackendSpec) -> Imported:
     """Import the whole stack, in the order that it needs. Runs once, in the rank server."""
-    from conformance import config, npu, plain
+    from conformance import config, extensions, npu, plain, releases
 
     sys.argv = sys.argv[:1]  # MindSpeed parses the command line at import
     os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
@@ -92,6 +87,9 @@ def preload(spec: BackendSpec) -> Imported:
     import torch
 
     torch.set_num_threads(1)
+    release = releases.current()
+    if release.verl_first:
+        importlib.import_module("verl")
     if spec.name == "mindspeed":
         # Before megatron.core, which looks for Transformer Engine and Apex when it is imported.
         importlib.import_module("mindspeed.megatron_adaptor")
@@ -99,8 +97,11 @@ def preload(spec: BackendSpec) -> Imported:
     else:
         plain.activate()
         importlib.import_module("torch_npu.contrib.transfer_to_npu")  # MindSpeed does this itself
-    for name in _WARM:
+    for name in (*release.warm, *_WARM):
         importlib.import_module(name)
+    release.prepare()
+    for group in (extensions.MODELS, extensions.PROBES):
+        extensions.entry_points(group)  # their metadata is read once, not in each rank
     config.compose(config.base_overrides("", 1, 1))  # what all ranks' compositions start from
     if spec.name == "mindspeed":
         _wake_lazy_modules()

@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
-from conformance.config import Precision
 from conformance.errors import ConformanceError
+from conformance.results import Precision
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +45,11 @@ class Numbers:
     """What a case computed, put together from its ranks.
 
     log_probs, entropy: (B, RESPONSE), nats, valid under the response mask. loss: global. grad_norm: global, before
-    clipping. weights: after the update, Hugging Face names. The last three are None for ref.
+    clipping. weights: after the update, Hugging Face names. The last three are None for ref; entropy where the route gives none.
     """
 
     log_probs: torch.Tensor
-    entropy: torch.Tensor
+    entropy: torch.Tensor | None
     loss: float | None
     grad_norm: float | None
     weights: dict[str, torch.Tensor] | None
@@ -103,7 +103,7 @@ def collect(results: Sequence[StepResult]) -> Numbers:
     exports = [r.weights for r in results if r.weights is not None]
     return Numbers(
         log_probs=torch.cat([r.log_probs for r in holders if r.log_probs is not None]),
-        entropy=torch.cat([r.entropy for r in holders if r.entropy is not None]),
+        entropy=torch.cat(entropies) if (entropies := [r.entropy for r in holders if r.entropy is not None]) else None,
         loss=sum(losses) / len(losses) if losses else None,
         grad_norm=next((r.grad_norm for r in holders if r.grad_norm != holders[0].grad_norm), holders[0].grad_norm),
         weights=exports[0] if exports else None,
@@ -141,7 +141,10 @@ def compare(
 def _figures(case: Numbers, baseline: Numbers, truth: Numbers, mask: torch.Tensor, rule: _Rule) -> list[Figure]:
     figures: list[Figure] = []
     kind, precision, scales = rule.kind, rule.precision, rule.scales
-    for name in ("log_probs", "entropy"):
+    names = ("log_probs", "entropy") if baseline.entropy is not None else ("log_probs",)
+    for name in names:
+        if getattr(case, name) is None:
+            raise ConformanceError(f"a case without {name}")
         sides = _Sides(*(getattr(side, name).double()[mask] for side in (case, baseline, truth)))
         figures.append(rule.judge(name, sides, scales.relative(precision), _token_name(mask)))
     if baseline.loss is None:

@@ -56,4 +56,5 @@ def stack_name(results: ResultSet) -> str:
     """E.g. `verl0.9.1-core0.16.1-plain-emulated`."""
     versions = results.header.versions()
     header = results.header
-    return f"verl{versions.get('verl')}-core{versions.get('megatron-core')}-{header.backend}-{header.device}"
+    route = "" if header.route == "engine" else f"-{header.route}"
+    return f"verl{versions.get('verl')}-core{versions.get('megatron-core')}-{header.backend}-{header.device}{route}"

@@ -1,4 +1,4 @@
-"""One directory a run: `results.jsonl`, a header, a record per check as it finishes, and a footer.
+"""One directory a run: `results.jsonl`, a header, a record per check or operator as it finishes, and a footer.
 
 A file without a footer is an interrupted run: it is readable and never complete. Every line is checked when read,
 against the dataclasses below, from which `conformance/schema/results.schema.json` is generated.
@@ -21,6 +21,7 @@ from pydantic import ConfigDict, Field, JsonValue, Strict, TypeAdapter, Validati
 
 from conformance.errors import UsageFault
 from conformance.matrix import Role
+from conformance.operators import Family
 
 SCHEMA_VERSION: Literal[1] = 1
 FILE_NAME = "results.jsonl"
@@ -35,6 +36,9 @@ Precision = Literal["float32", "bfloat16"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 Backend = Literal["plain", "mindspeed"]
 Device = Literal["npu", "emulated"]
+#: A way through verl to one step, see `releases`.
+Route = Literal["engine", "worker"]
+ROUTES: tuple[Route, ...] = get_args(Route)
 
 _STRICT = ConfigDict(extra="forbid", strict=True)
 
@@ -63,6 +67,10 @@ class Header:
     matrix_sha256: str
     rows: Annotated[tuple[str, ...], Strict(False)]
     complete_selection: bool
+    #: What differs from the stack that the suite is tested with; and what that stack declares to differ from the documented one.
+    untested: Annotated[tuple[str, ...], Strict(False)] = ()
+    deviations: Annotated[tuple[str, ...], Strict(False)] = ()
+    route: Route = "engine"
     schema_version: Literal[1] = SCHEMA_VERSION
     kind: Literal["header"] = "header"
 
@@ -88,7 +96,8 @@ class CheckRecord:
 
     `detail` is free-form JSON; the report reads these keys of it: `forms` (list of mappings with `form`, `outcome`,
     `overrides` (list of text) and `summary`), `evidence` (list of lines), `figures` (mapping of name to number or
-    text), `how_to_run` (text). `wall_s` is in seconds.
+    text), `how_to_run` (text). `conformance diff` reads `measured` (mapping of a figure's name to `difference`, `bound`
+    and `where`). `wall_s` is in seconds.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -111,6 +120,26 @@ class CheckRecord:
 
 
 @dataclass(frozen=True)
+class OperatorRecord:
+    """One family of operators under generated inputs.
+
+    `worst_ratio` is the largest error over that of plain torch in the same dtype (see `operators.tolerance`), None when no
+    case came to a finite number. `falsifying` is the text of a test that fails in the same way. `wall_s` is in seconds.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+    family: Family
+    outcome: Outcome
+    summary: str
+    cases: int
+    worst_ratio: float | None
+    device: Device
+    falsifying: str | None = None
+    wall_s: float = 0.0
+    kind: Literal["operator"] = "operator"
+
+
+@dataclass(frozen=True)
 class Footer:
     """Last line of a run that came to its end. `wall_s` is in seconds; `finished` is ISO 8601 in UTC."""
 
@@ -118,14 +147,15 @@ class Footer:
     checks: int
     wall_s: float
     finished: str
+    operators: int = 0
     kind: Literal["footer"] = "footer"
 
 
-Line = Annotated[Header | CheckRecord | Footer, Field(discriminator="kind")]
+Line = Annotated[Header | CheckRecord | OperatorRecord | Footer, Field(discriminator="kind")]
 
 
 @cache
-def line_adapter() -> TypeAdapter[Header | CheckRecord | Footer]:
+def line_adapter() -> TypeAdapter[Header | CheckRecord | OperatorRecord | Footer]:
     """The validator of one line; also what the published schema is generated from."""
     return TypeAdapter(Line)
 
@@ -137,6 +167,7 @@ class ResultSet:
     header: Header
     checks: tuple[CheckRecord, ...]
     footer: Footer | None
+    operators: tuple[OperatorRecord, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -170,7 +201,7 @@ class ResultsWriter:
 
     def __init__(self, directory: Path, header: Header) -> None:
         self.path = directory / FILE_NAME
-        self._checks = 0
+        self._checks = self._operators = 0
         try:
             directory.mkdir(parents=True, exist_ok=True)
             # Unbuffered: nothing is left to be flushed, and to fail again, when a full disk ends the run.
@@ -181,17 +212,20 @@ class ResultsWriter:
             raise UsageFault(f"{self.path}: cannot write results: {fault.strerror}") from None
         self._write(header)
 
-    def add(self, record: CheckRecord) -> None:
-        """Append one check."""
+    def add(self, record: CheckRecord | OperatorRecord) -> None:
+        """Append one check, or one family of operators."""
         self._write(record)
-        self._checks += 1
+        if isinstance(record, CheckRecord):
+            self._checks += 1
+        else:
+            self._operators += 1
 
     def finish(self, finished: str, wall_s: float) -> None:
         """Append the footer: from here on the run is complete."""
-        self._write(Footer(checks=self._checks, wall_s=wall_s, finished=finished))
+        self._write(Footer(checks=self._checks, wall_s=wall_s, finished=finished, operators=self._operators))
         self._file.close()
 
-    def _write(self, line: Header | CheckRecord | Footer) -> None:
+    def _write(self, line: Header | CheckRecord | OperatorRecord | Footer) -> None:
         data = encode(line)
         try:
             while data:
@@ -207,29 +241,30 @@ class ResultsWriter:
         self._file.close()
 
 
-def encode(line: Header | CheckRecord | Footer) -> bytes:
+def encode(line: Header | CheckRecord | OperatorRecord | Footer) -> bytes:
     """One JSON line. Figures that JSON lacks become text: `nan`, `inf`, `-inf`."""
-    text = json.dumps(_json_safe(asdict(line)), ensure_ascii=False, allow_nan=False)
+    text = json.dumps(json_safe(asdict(line)), ensure_ascii=False, allow_nan=False)
     # A lone surrogate (from a path or a message that is not UTF-8) must not stop a run.
     return text.encode("utf-8", "replace") + b"\n"
 
 
-def _json_safe(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
+    """The value with figures that JSON lacks as text, at any depth."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, Mapping):
-        return {str(k): _json_safe(v) for k, v in value.items()}
+        return {str(k): json_safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_json_safe(v) for v in value]
+        return [json_safe(v) for v in value]
     return value
 
 
 def read_results(path: Path) -> ResultSet:
-    """Read a run, or its directory; UsageFault with file and line for the first thing that is wrong.
+    """Read a run, its directory, or a reports directory with one published run; UsageFault with file and line for a fault.
 
     A last line without an end is what a killed run leaves: it is dropped, and the set is incomplete.
     """
-    path = path / FILE_NAME if path.is_dir() else path
+    path = _file_of(path) if path.is_dir() else path
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -242,7 +277,16 @@ def read_results(path: Path) -> ResultSet:
     return _assemble(path, lines)
 
 
-def _parse(path: Path, number: int, text: bytes) -> Header | CheckRecord | Footer:
+def _file_of(directory: Path) -> Path:
+    here = directory / FILE_NAME
+    published = [] if here.exists() else sorted(directory.glob(f"*/{FILE_NAME}"))
+    if len(published) > 1:
+        names = ", ".join(p.parent.name for p in published)
+        raise UsageFault(f"{directory}: holds the results of several stacks; right form: one of {names}")
+    return published[0] if published else here
+
+
+def _parse(path: Path, number: int, text: bytes) -> Header | CheckRecord | OperatorRecord | Footer:
     if len(text) > MAX_LINE_BYTES:
         raise UsageFault(f"{path}:{number}: longer than {MAX_LINE_BYTES} bytes; right form: one check a line")
     try:
@@ -255,13 +299,19 @@ def _parse(path: Path, number: int, text: bytes) -> Header | CheckRecord | Foote
         raise UsageFault(f"{path}:{number}: {one_line}; right form: results.schema.json") from None
 
 
-def _assemble(path: Path, lines: list[Header | CheckRecord | Footer]) -> ResultSet:
+def _assemble(path: Path, lines: list[Header | CheckRecord | OperatorRecord | Footer]) -> ResultSet:
     if not lines or not isinstance(lines[0], Header):
         raise UsageFault(f"{path}:1: no header; right form: a header on the first line")
     header = lines[0]
     footer = lines[-1] if isinstance(lines[-1], Footer) else None
     checks: dict[tuple[str, str, str, str, str | None], CheckRecord] = {}
+    operators: dict[str, OperatorRecord] = {}
     for number, line in enumerate(lines[1 : -1 if footer else None], 2):
+        if isinstance(line, OperatorRecord):
+            if line.family in operators:
+                raise UsageFault(f"{path}:{number}: a second record of {line.family}; right form: each family once")
+            operators[line.family] = line
+            continue
         if not isinstance(line, CheckRecord):
             raise UsageFault(f"{path}:{number}: a {line.kind} among the checks; right form: one header, one footer")
         if line.row not in header.rows:
@@ -271,4 +321,6 @@ def _assemble(path: Path, lines: list[Header | CheckRecord | Footer]) -> ResultS
         checks[line.name] = line
     if footer and footer.checks != len(checks):
         raise UsageFault(f"{path}:{len(lines)}: the footer counts {footer.checks} checks, there are {len(checks)}")
-    return ResultSet(header, tuple(checks.values()), footer)
+    if footer and footer.operators != len(operators):
+        raise UsageFault(f"{path}:{len(lines)}: the footer counts {footer.operators} operators, there are {len(operators)}")
+    return ResultSet(header, tuple(checks.values()), footer, tuple(operators.values()))

@@ -15,14 +15,15 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, cast
 
-from conformance import models, parity
+from conformance import extensions, models, parity, releases
 from conformance.accepted import AcceptSpec, FormResult, Question
 from conformance.backend import ENVIRONMENT, BackendSpec, Imported
-from conformance.config import Precision, Role
 from conformance.errors import ConformanceError, UsageFault
 from conformance.lanes import Lanes
+from conformance.matrix import Role
 from conformance.operators.profiles import OperatorSpec
 from conformance.ranks import Job, JobReport, RankServer, ServerFault
+from conformance.results import Precision, Route
 from conformance.step import StepResult, StepSpec
 
 if TYPE_CHECKING:
@@ -30,8 +31,10 @@ if TYPE_CHECKING:
 
 #: A case takes one to six seconds; ten times that on a loaded machine is still no hang.
 DEADLINE_S = 90.0
+#: Their checkpoints are always written; those of other packages when a selected row uses them.
 MODELS = ("dense", "moe", "mla")
 PRELOAD = "conformance.backend:preload"
+USAGE_FAULT = "conformance.errors.UsageFault"
 
 
 class BaselineFault(ConformanceError):
@@ -53,8 +56,8 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
     """Start with `start`; every method after that runs what it needs and keeps the result.
 
     `watch`: the facts that all cases of a role and model look out for, the same for all, so that rows share their runs.
-    `lanes` rank servers work side by side. `step_target` is the function that ranks run; tests of the framework plant faults by
-    naming another.
+    `lanes` rank servers work side by side; `route` is the release's default if None. `step_target` is the function that ranks
+    run; tests of the framework plant faults by naming another.
     """
 
     def __init__(
@@ -63,10 +66,12 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         watch: Mapping[tuple[Role, str], tuple[str, ...]] = MappingProxyType({}),
         *,
         lanes: int = 1,
+        route: Route | None = None,
         step_target: str = "conformance.step:run",
     ) -> None:
         self.backend = backend
         self._watch = watch
+        self.route: Route = route or releases.current().default_route
         self._step_target = step_target
         self._lanes = Lanes([RankServer(PRELOAD, backend, env=ENVIRONMENT) for _ in range(lanes)])
         self._directory = Path(tempfile.mkdtemp(prefix="conformance-models-"))
@@ -86,12 +91,16 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             self.imported = cast(Imported, self._lanes.start())
         except ServerFault as fault:
             raised = fault.raised
-            if raised is not None and raised.type == "conformance.errors.UsageFault":
+            if raised is not None and raised.type == USAGE_FAULT:
                 raise UsageFault(raised.message) from None  # it is a sentence for the user already
             why = f"{raised.type}: {raised.message}" if raised else fault.message
             raise UsageFault(f"the stack cannot be imported: {why.strip().splitlines()[0]}") from fault
-        spec = models.CheckpointSpec(MODELS, str(self._directory))
+        names = tuple(dict.fromkeys((*MODELS, *(model for _role, model in self._watch))))
+        spec = models.CheckpointSpec(names, str(self._directory))
         report = self._run(Job("fixtures", "conformance.models:write_checkpoints", spec, 1, DEADLINE_S))
+        raised = report.ranks[0].raised
+        if raised is not None and raised.type == USAGE_FAULT:
+            raise UsageFault(raised.message)
         if not report.ok:
             raise BaselineFault(f"the fixtures cannot be written: {report.reason}")
         self._checkpoints = cast(dict[str, str], report.ranks[0].value)
@@ -101,7 +110,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         """Answer the questions, a process for each; ConformanceError when a process does not come back."""
         if (world_size, questions) in self._accepted:
             return self._accepted[world_size, questions]
-        spec = AcceptSpec(world_size, self._checkpoints["dense"], questions)
+        spec = AcceptSpec(world_size, self._checkpoints["dense"], questions, self.route)
         report = self._run(Job("accepted", "conformance.accepted:run", spec, len(questions), DEADLINE_S))
         if not report.ok:
             raise ConformanceError(f"the configuration could not be tried: {report.reason}")
@@ -125,7 +134,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
     def _submit(self, case: Case) -> Future[JobReport]:
         watch = self._watch.get((case.role, case.model), ())
         checkpoint = self._checkpoints[case.model]
-        spec = StepSpec(case.role, case.model, case.world_size, case.overrides, case.precision, watch, checkpoint)
+        spec = StepSpec(case.role, case.model, case.world_size, case.overrides, case.precision, watch, checkpoint, self.route)
         if spec not in self._futures:
             label = f"{spec.role} {spec.model} {spec.precision} on {spec.world_size}"
             self._futures[spec] = self._lanes.plan(Job(label, self._step_target, spec, spec.world_size, DEADLINE_S))
@@ -148,7 +157,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
     def truth(self, model: str, role: Role) -> parity.Numbers:
         """The float64 numbers of Hugging Face's model."""
         if (model, role) not in self._truths:
-            spec = StepSpec(role, model, 1, (), checkpoint=self._checkpoints[model])
+            spec = StepSpec(role, model, 1, (), checkpoint=self._checkpoints[model], route=self.route)
             report = self._run(Job(f"reference {model}", "conformance.reference:run", spec, 1, DEADLINE_S))
             if not report.ok:
                 raise BaselineFault(f"the reference for {model} does not run: {_why(report)}")
@@ -179,7 +188,11 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
     def without_mindspeed(self) -> Runner:
         """The same with the plain backend, started when first asked for. ServerFault or UsageFault if that fails."""
         if self._without_mindspeed is None:
-            self._without_mindspeed = Runner(replace(self.backend, name="plain", mindspeed=None), step_target=self._step_target)
+            # Other packages' models and probes work there, too; what else is watched may name MindSpeed's code.
+            own = tuple(f"{family}." for family in extensions.entry_points(extensions.PROBES))
+            watch = {key: tuple(fact for fact in facts if fact.startswith(own)) for key, facts in self._watch.items()}
+            plain = replace(self.backend, name="plain", mindspeed=None)
+            self._without_mindspeed = Runner(plain, watch, route=self.route, step_target=self._step_target)
             self._without_mindspeed.start()
         return self._without_mindspeed
 

@@ -1,0 +1,100 @@
+"""verl 0.7: the Megatron worker is what its trainer runs, the engine is the alternative (`trainer.use_legacy_worker_impl`).
+
+Measured on 0.7.0 and on the branch release/v0.7.1. The released 0.7.1 calls `get_transformer_layer_offset` with a keyword that no
+megatron-core 0.12 has: each of its forward passes fails (`docs/mindspeed-branches.md`).
+"""
+
+from __future__ import annotations
+
+import types
+from copy import deepcopy
+from typing import Any
+
+from conformance.matrix import Role
+from conformance.releases import EngineConfigs, Release, Way, engine, worker
+from conformance.results import Route
+
+_ACTOR = "actor_rollout_ref.actor.megatron.override_transformer_config"
+
+
+def engine_configs(config: Any, role: Role) -> EngineConfigs:
+    """As `ActorRolloutRefWorker.init_model` of `verl/workers/engine_workers.py`."""
+    from omegaconf import open_dict
+    from verl.utils.config import omega_conf_to_dataclass
+
+    arr = deepcopy(config.actor_rollout_ref)
+    model = omega_conf_to_dataclass(arr.model)
+    if role == "ref":
+        ref = arr.ref
+        with open_dict(ref):
+            ref.ppo_mini_batch_size = arr.actor.ppo_mini_batch_size
+            ref.ppo_micro_batch_size = ref.pop("log_prob_micro_batch_size", None)
+            ref.ppo_micro_batch_size_per_gpu = ref.pop("log_prob_micro_batch_size_per_gpu", None)
+            ref.use_dynamic_bsz = ref.pop("log_prob_use_dynamic_bsz", False)
+            ref.ppo_max_token_len_per_gpu = ref.pop("log_prob_max_token_len_per_gpu", None)
+        role_config = omega_conf_to_dataclass(ref)
+        found = role_config.engine
+        found.use_dynamic_bsz = ref.use_dynamic_bsz
+        found.infer_max_token_len_per_gpu = ref.ppo_max_token_len_per_gpu
+        found.infer_micro_batch_size_per_gpu = ref.ppo_micro_batch_size_per_gpu
+    else:
+        role_config = omega_conf_to_dataclass(arr.actor)
+        found = role_config.engine
+        found.use_dynamic_bsz = arr.actor.use_dynamic_bsz
+        found.infer_max_token_len_per_gpu = arr.rollout.log_prob_max_token_len_per_gpu
+        found.infer_micro_batch_size_per_gpu = arr.rollout.log_prob_micro_batch_size_per_gpu
+        found.max_token_len_per_gpu = arr.actor.ppo_max_token_len_per_gpu
+        found.micro_batch_size_per_gpu = arr.actor.ppo_micro_batch_size_per_gpu
+    found.use_remove_padding = model.get("use_remove_padding", False)
+    return EngineConfigs(model, found, role_config.optim, role_config.checkpoint, role_config)
+
+
+def _needs(route: Route, mindspeed: bool) -> tuple[str, ...]:
+    """MindSpeed refuses to build attention without use_flash_attn, which the engine sets and the worker does not. The
+    engine needs packed sequences, which this line leaves off: the attention operator refuses its padded mask."""
+    if route == "worker":
+        return (f"++{_ACTOR}.use_flash_attn=true",) if mindspeed else ()
+    return ("actor_rollout_ref.model.use_remove_padding=True",)
+
+
+def _prepare() -> None:
+    """A call without the device, for torch.distributed alone.
+
+    Stands for torch 2.8, the documented one, whose distributed_c10d does not ask for the device's capability. From 2.12 on
+    `broadcast` passes the device to torch.cuda.get_device_capability, which MindSpeed 2.3.0 replaces by a function without
+    arguments. That one module gets a view of torch in which the call goes without the argument, to whatever is there.
+    """
+    import torch
+    from torch.distributed import distributed_c10d
+
+    class View(types.ModuleType):
+        def __init__(self, of: types.ModuleType, **own: Any) -> None:
+            super().__init__(of.__name__)
+            self.__dict__.update(own, _of=of)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.__dict__["_of"], name)
+
+    def capability(_device: object = None) -> Any:
+        return torch.cuda.get_device_capability()
+
+    vars(distributed_c10d)["torch"] = View(torch, cuda=View(torch.cuda, get_device_capability=capability))
+
+
+RELEASE = Release(
+    config_name="ppo_megatron_trainer",
+    group=(),
+    routes={"worker": Way(worker.WorkerDriver, worker.truth), "engine": Way(engine.EngineDriver, engine.truth)},
+    engine_configs=engine_configs,
+    needs=_needs,
+    warm=(
+        "verl.workers.megatron_workers",
+        "verl.workers.engine",
+        "verl.workers.utils.losses",
+        "verl.workers.utils.padding",
+        "verl.utils.distributed",
+        "verl.models.mcore.mbridge",
+    ),
+    verl_first=True,
+    prepare=_prepare,
+)
