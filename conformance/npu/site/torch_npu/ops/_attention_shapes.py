@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ._checks import refuse, require
+from ._checks import floating, refuse, require
 
 _RANK = {"SBH": 3, "BSH": 3, "BNSD": 4, "BSND": 4, "TND": 3}
 _COMPRESSED = 2048  # side of the triangular mask that sparse modes 2, 3 and 4 take whatever the lengths
@@ -23,6 +23,7 @@ def check_inputs(op: str, query: Tensor, key: Tensor, value: Tensor, head_num: i
         op,
         f"query, key and value must have one dtype, got {query.dtype}, {key.dtype}, {value.dtype}.",
     )
+    floating(op, query=query)
     require(
         all(t.dim() == _RANK[layout] for t in tensors),
         op,

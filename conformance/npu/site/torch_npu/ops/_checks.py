@@ -24,6 +24,18 @@ def require(condition: bool, op: str, sentence: str) -> None:
         raise RuntimeError(f"{op}: {sentence}")
 
 
+def floating(op: str, **tensors: Tensor) -> None:
+    """Raise RuntimeError for a tensor that does not hold floating-point numbers."""
+    for name, tensor in tensors.items():
+        require(tensor.is_floating_point(), op, f"{name} must be floating-point, got {tensor.dtype}.")
+
+
+def same_shape(op: str, one: str, other: str, **tensors: Tensor) -> None:
+    """Raise RuntimeError unless the two named tensors have one shape."""
+    a, b = tensors[one].shape, tensors[other].shape
+    require(a == b, op, f"{one} {tuple(a)} and {other} {tuple(b)} must have one shape.")
+
+
 def wide(tensor: Tensor) -> Tensor:
     """`tensor` in the dtype that kernels compute in: float64 stays, everything else becomes float32."""
     return tensor if tensor.dtype == torch.float64 else tensor.to(torch.float32)

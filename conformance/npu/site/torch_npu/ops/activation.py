@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import require, wide
+from ._checks import floating, require, wide
 from ._registry import Arguments, Derivative, differentiable, kernel
 
 
@@ -15,6 +15,7 @@ def _halves(input: Tensor, dim: int, op: str) -> tuple[Tensor, Tensor]:
         op,
         f"dimension {dim} of {tuple(input.shape)} must be even.",
     )
+    floating(op, input=input)
     gate, linear = wide(input).chunk(2, dim)
     return gate, linear
 
@@ -29,7 +30,9 @@ def swiglu(input: Tensor, dim: int = -1) -> Tensor:
 @kernel("npu_swiglu_backward")
 def swiglu_backward(grad_output: Tensor, input: Tensor, dim: int = -1) -> Tensor:
     """Gradient of input."""
-    gate, linear = _halves(input, dim, "npu_swiglu_backward")
+    op = "npu_swiglu_backward"
+    gate, linear = _halves(input, dim, op)
+    require(grad_output.shape == gate.shape, op, f"grad_output must have the output's shape {tuple(gate.shape)}.")
     grad, sigmoid = wide(grad_output), torch.sigmoid(gate)
     dgate = grad * linear * sigmoid * (1 + gate * (1 - sigmoid))
     return torch.cat((dgate, grad * gate * sigmoid), dim).to(input.dtype)

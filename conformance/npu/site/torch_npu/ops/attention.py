@@ -40,6 +40,7 @@ def _bnsd(tensor: Tensor, part: slice) -> Tensor:
 def _refuse_unsupported(op: str, call: Arguments) -> None:
     only_defaults(op, **{k: call.get(k) for k in ("pse", "padding_mask", "prefix", "sink", "dropout_mask")})
     only_defaults(op, softmax_layout=call["softmax_layout"])
+    require(0.0 < call["keep_prob"] <= 1.0, op, f"keep_prob must be above 0 and at most 1, got {call['keep_prob']}.")
     if call["keep_prob"] != 1.0:
         refuse(op, "keep_prob", call["keep_prob"])
     if call["inner_precise"] not in (0, 1, 2):
@@ -148,6 +149,12 @@ def fusion_attention_grad(
         raise RuntimeError(f"{op}: softmax_max, softmax_sum and attention_in are required.")
     heads = check_inputs(op, query, key, value, head_num, input_layout)
     require(dy.shape == attention_in.shape, op, f"dy {tuple(dy.shape)} and attention_in must have one shape.")
+    rows = query.numel() // (query.shape[-1] // head_num if input_layout in ("SBH", "BSH") else query.shape[-1])
+    require(
+        softmax_max.numel() == softmax_sum.numel() == rows * STATISTIC_WIDTH,
+        op,
+        f"softmax_max and softmax_sum must have {STATISTIC_WIDTH} numbers for each of {rows} rows.",
+    )
     masking = Masking(op, atten_mask, sparse_mode, pre_tockens, next_tockens)
     unused = query.new_empty(0), query.new_empty(0)
     if input_layout != "TND":

@@ -22,6 +22,8 @@ def _matmul(op: str, left: Tensor, right: Tensor, bias: Tensor | None) -> Tensor
     require(left.dtype == right.dtype, op, f"operands must have one dtype, got {left.dtype} and {right.dtype}.")
     require(left.dim() == right.dim() == 2, op, f"operands must have 2 dimensions, got {left.dim()}, {right.dim()}.")
     require(left.shape[1] == right.shape[0], op, f"{tuple(left.shape)} x {tuple(right.shape)} do not multiply.")
+    columns = right.shape[1]
+    require(bias is None or bias.shape == (columns,), op, f"bias must have {columns} numbers, as the product has columns.")
     product = wide(left) @ wide(right)
     return (product if bias is None else product + wide(bias)).to(left.dtype)
 

@@ -25,7 +25,8 @@ def collect(rows: Tensor, at: Tensor, choices: int) -> Tensor:
     at = at.long()
     kept = at < rows.shape[0]
     picked = wide(rows)[torch.where(kept, at, 0)] if rows.shape[0] else wide(rows).new_zeros(len(at), rows.shape[1])
-    return (picked * kept[:, None]).view(-1, choices, rows.shape[1])
+    # No tokens: 0 choices of 0 rows, where a -1 would have no meaning.
+    return (picked * kept[:, None]).view(len(at) // max(choices, 1), choices, rows.shape[1])
 
 
 def place(values: Tensor, at: Tensor, rows: int) -> Tensor:
@@ -56,6 +57,8 @@ def token_permute(
     require(indices.dim() in (1, 2), op, f"indices must have 1 or 2 dimensions, got {indices.dim()}.")
     require(indices.dtype in (torch.int32, torch.int64), op, f"indices must be int32 or int64, got {indices.dtype}.")
     require(len(indices) == len(tokens), op, f"{len(indices)} rows of indices for {len(tokens)} tokens.")
+    rows = num_out_tokens or 0
+    require(abs(rows) <= indices.numel(), op, f"num_out_tokens is {rows}, there are {indices.numel()} indices.")
     order = torch.argsort(indices.reshape(-1), stable=True)
     choices = 1 if indices.dim() == 1 else indices.shape[1]
     kept = order[: num_out_tokens or None]
@@ -67,7 +70,13 @@ def token_permute_grad(
     tokens: Tensor, grad_permuted_tokens: Tensor, indices: Tensor, sorted_indices: Tensor, padded_mode: bool = False
 ) -> Tensor:
     """Gradient of tokens: the sum over a token's copies."""
-    _plain("npu_moe_token_permute_grad", padded_mode)
+    op = "npu_moe_token_permute_grad"
+    _plain(op, padded_mode)
+    require(
+        sorted_indices.numel() == indices.numel(),
+        op,
+        f"sorted_indices has {sorted_indices.numel()} entries, indices {indices.numel()}.",
+    )
     choices = 1 if indices.dim() == 1 else indices.shape[1]
     return collect(grad_permuted_tokens, sorted_indices, choices).sum(1).to(tokens.dtype)
 
@@ -92,6 +101,7 @@ def token_unpermute(
     """(N, H): the sum of each token's rows, weighted by `probs` (N, K). Without probs K is 1."""
     op = "npu_moe_token_unpermute"
     _plain(op, padded_mode)
+    require(permuted_tokens.dim() == 2, op, f"permuted_tokens must have 2 dimensions, got {permuted_tokens.dim()}.")
     rows = collect(permuted_tokens, sorted_indices, _choices(op, sorted_indices, probs))
     weighted = rows if probs is None else rows * wide(probs)[..., None]
     return weighted.sum(1).to(permuted_tokens.dtype)
@@ -110,6 +120,12 @@ def token_unpermute_grad(
     op = "npu_moe_token_unpermute_grad"
     _plain(op, padded_mode)
     choices = _choices(op, sorted_indices, probs)
+    tokens = len(sorted_indices) // max(choices, 1)
+    require(
+        len(grad_unpermuted_tokens) == tokens,
+        op,
+        f"grad_unpermuted_tokens has {len(grad_unpermuted_tokens)} rows, sorted_indices is of {tokens} tokens.",
+    )
     grad = wide(grad_unpermuted_tokens)[:, None].expand(-1, choices, -1)
     weighted = grad if probs is None else grad * wide(probs)[..., None]
     dtokens = place(weighted.flatten(0, 1), sorted_indices, len(permuted_tokens)).to(permuted_tokens.dtype)

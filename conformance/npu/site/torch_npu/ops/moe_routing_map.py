@@ -75,6 +75,7 @@ def permute_with_routing_map(
     rows = len(tokens) if num_out_tokens is None else num_out_tokens
     if drop_and_pad:
         experts = routing_map.shape[1]
+        require(rows % experts == 0, op, f"num_out_tokens {rows} does not divide over {experts} experts.")
         capacity = rows // experts
         require(capacity <= len(tokens), op, f"capacity {capacity} exceeds the number of tokens, {len(tokens)}.")
         by_need = routing_map.T.to(torch.int8).argsort(dim=-1, descending=True, stable=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import require, wide
+from ._checks import floating, require, same_shape, wide
 from ._registry import Arguments, Derivative, differentiable, kernel
 
 
@@ -20,6 +20,7 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
     Returns (output as input, reciprocal root mean square, float32, input's shape with 1 in the normed dimensions).
     """
     op = "npu_rms_norm"
+    floating(op, input=input, gamma=gamma)
     require(input.dtype == gamma.dtype, op, f"gamma must have input's dtype {input.dtype}, got {gamma.dtype}.")
     require(
         0 < gamma.dim() <= input.dim() and input.shape[-gamma.dim() :] == gamma.shape,
@@ -34,6 +35,10 @@ def rms_norm(input: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tenso
 @kernel("npu_rms_norm_backward")
 def rms_norm_backward(dy: Tensor, input: Tensor, gamma: Tensor, rstd: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of input (its dtype) and of gamma (float32, or float64 for float64)."""
+    op = "npu_rms_norm_backward"
+    same_shape(op, "dy", "input", dy=dy, input=input)
+    reduced = (*input.shape[: input.dim() - gamma.dim()], *(1 for _ in gamma.shape))
+    require(rstd.shape == reduced, op, f"rstd must have shape {reduced}, got {tuple(rstd.shape)}.")
     normed, grad = wide(input) * rstd, wide(dy)
     scaled = grad * wide(gamma)
     dx = rstd * (scaled - normed * (scaled * normed).mean(_trailing(gamma), keepdim=True))

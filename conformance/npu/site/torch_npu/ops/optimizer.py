@@ -73,6 +73,8 @@ def apply_adam_w_out(
     require(len(out) == 3, op, f"out takes parameter, first and second moment, got {len(out)} tensors.")
     param, moment, square = out
     require(not amsgrad or max_grad_norm is not None, op, "amsgrad needs max_grad_norm.")
+    shapes = [tuple(t.shape) for t in (grad, *out)]
+    require(len(set(shapes)) == 1, op, f"grad and out must have one shape, got {shapes}.")
     adamw_step(
         param,
         grad,

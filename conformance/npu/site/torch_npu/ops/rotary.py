@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import only_defaults, refuse, require, wide
+from ._checks import only_defaults, refuse, require, same_shape, wide
 from ._registry import Arguments, Derivative, differentiable, kernel
 
 
@@ -21,6 +21,8 @@ def _check(op: str, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str) -> 
     if rotary_mode not in ("half", "interleave"):
         refuse(op, "rotary_mode", rotary_mode)
     require(input.dim() == r1.dim() == r2.dim() == 4, op, "input, r1 and r2 must have 4 dimensions.")
+    dtypes = input.dtype, r1.dtype, r2.dtype
+    require(len(set(dtypes)) == 1, op, f"input, r1 and r2 must have one dtype, got {', '.join(map(str, dtypes))}.")
     require(input.shape[-1] % 2 == 0, op, f"the last dimension must be even, got {input.shape[-1]}.")
     require(r1.shape == r2.shape, op, f"r1 {tuple(r1.shape)} and r2 {tuple(r2.shape)} must have one shape.")
     require(
@@ -45,6 +47,7 @@ def rotary_mul_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of input, r1 and r2."""
     _check("npu_rotary_mul_backward", input, r1, r2, rotary_mode)
+    same_shape("npu_rotary_mul_backward", "grad", "input", grad=grad, input=input)
     g, x = wide(grad), wide(input)
     # The transpose of a quarter turn is the turn back, that is its negative.
     dx = g * wide(r1) - _rotate(g * wide(r2), rotary_mode)

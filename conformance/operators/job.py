@@ -1,0 +1,119 @@
+"""A family as a job of the rank server: fresh processes, the device that the server has imported, hypothesis inside.
+
+With several ranks the first draws the cases and sends each to the others; every rank judges its own part.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from conformance.operators import COLLECTIVE, Family
+from conformance.operators.catalogue import CATALOGUE
+from conformance.operators.explore import explore
+from conformance.operators.profiles import Explored, OperatorSpec, Profile, rank_counts
+from conformance.operators.surface import Surface, active
+from conformance.operators.tolerance import Worst, Wrong, judge
+from conformance.ranks import Job, RankContext, RankServer
+
+#: A rank that waits longer for the others has lost them.
+_PATIENCE = datetime.timedelta(seconds=30)
+
+
+def run(spec: OperatorSpec, context: RankContext) -> Explored | None:
+    """Explore the family, or check the one case; rank 0 returns what came of it."""
+    surface = active(context.rank)
+    if spec.family not in COLLECTIVE:
+        entry = CATALOGUE[spec.family]
+        return _explored(spec, lambda case: judge(entry.check(case, surface)))
+    dist.init_process_group(
+        "hccl", init_method=context.rendezvous, rank=context.rank, world_size=context.world_size, timeout=_PATIENCE
+    )
+    control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    world: Any = dist.group.WORLD
+    backend = world._get_backend(torch.device("npu"))
+    named = replace(surface, communicator=backend.get_hccl_comm_name(context.rank))
+    together = _Together(spec.family, named, context, control)
+    try:
+        if context.rank:
+            together.follow()
+            return None
+        found = _explored(spec, together.check)
+        together.dismiss()
+        return found
+    finally:
+        dist.destroy_process_group()
+
+
+def _explored(spec: OperatorSpec, check: Callable[[Any], Worst]) -> Explored:
+    if spec.case is None:
+        return explore(spec.family, spec.profile, check, spec.home)
+    worst = check(spec.case)
+    return Explored(1, worst.ratio, worst.name)
+
+
+class _Together:
+    """One case on all ranks at a time."""
+
+    def __init__(self, family: Family, surface: Surface, context: RankContext, control: Any) -> None:
+        self._check = CATALOGUE[family].check
+        self._surface = surface
+        self._context = context
+        self._control = control
+
+    def check(self, case: Any) -> Worst:
+        """On rank 0: have every rank check the case; the worst of all, Wrong if any is."""
+        dist.broadcast_object_list([case], 0, group=self._control)
+        return self._judged(case)
+
+    def dismiss(self) -> None:
+        """On rank 0: tell the others that there are no more cases."""
+        dist.broadcast_object_list([None], 0, group=self._control)
+
+    def follow(self) -> None:
+        """On the other ranks: check what rank 0 sends."""
+        while True:
+            box: list[Any] = [None]
+            dist.broadcast_object_list(box, 0, group=self._control)
+            if box[0] is None:
+                return
+            try:
+                self._judged(box[0])
+            except Wrong:
+                continue  # rank 0 has it too, and concludes
+
+    def _judged(self, case: Any) -> Worst:
+        mine: Worst | str
+        try:
+            mine = judge(self._check(case, self._surface, self._context.rank, self._context.world_size))
+        except Exception as fault:
+            mine = f"{type(fault).__name__}: {fault}" if not isinstance(fault, Wrong) else str(fault)
+        everyone: list[Any] = [None] * self._context.world_size
+        dist.all_gather_object(everyone, mine, group=self._control)
+        for rank, answer in enumerate(everyone):
+            if isinstance(answer, str):
+                raise Wrong(f"rank {rank} of {self._context.world_size}: {answer}")
+        return max(cast("list[Worst]", everyone), key=lambda w: w.ratio)
+
+
+def preload(_: None) -> None:
+    """Import torch_npu, the real one where there is one."""
+    from conformance import npu
+
+    npu.activate("auto", mindspeed=False)
+    torch.set_num_threads(1)
+
+
+def replay(family: Family, case: Any) -> None:
+    """Check one case in processes of its own; AssertionError with the reason when it is wrong."""
+    spec = OperatorSpec(family, Profile(1, True), "", case)
+    with RankServer("conformance.operators.job:preload", None) as server:
+        server.start()
+        for ranks in rank_counts(family):
+            report = server.run(Job(f"replay {family}", "conformance.operators.job:run", spec, ranks, 120.0))
+            assert report.ok, report.reason
