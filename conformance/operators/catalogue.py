@@ -82,7 +82,7 @@ _MOE = {
 _GROUPED = {
     "empty_experts": GroupedCase((0, 3, 0, 2), 5, 4, "float32"),
     "one_takes_all": GroupedCase((0, 7, 0), 5, 4, "float32", totals=True, with_bias=True),
-    "weights_in_a_list": GroupedCase((2, 0, 3), 5, 4, "float32", one_weight=False, split_item=0),
+    "weights_in_a_list": GroupedCase((2, 0, 3), 5, 4, "float32", one_weight=False, split_item=1),
     "gradient_of_weights": GroupedCase((2, 0, 3), 5, 4, "float32", group_type=2),
     "kernel": GroupedCase((2, 0, 3), 5, 4, "float32", entry="kernel", totals=True),
     "no_rows": GroupedCase((0, 0), 5, 4, "float32"),

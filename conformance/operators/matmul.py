@@ -25,7 +25,7 @@ class GroupedCase:
     group_type: Literal[0, 2] = 0
     totals: bool = False
     one_weight: bool = True
-    split_item: Literal[0, 2, 3] = 3
+    split_item: Literal[1, 2, 3] = 3
     with_bias: bool = False
     entry: Literal["operator", "list", "kernel"] = "operator"
     strides: Strides = "contiguous"
@@ -95,7 +95,7 @@ def _call(case: GroupedCase, surface: Surface, x: Drawn, w: Drawn, bias: Drawn |
         split = {"split_item": case.split_item, "group_type": case.group_type}
         parts = torch.ops.npu.npu_grouped_matmul([left], weights, **options, **split)
         must(len(parts) == (1 if case.split_item in (2, 3) else len(case.counts)), f"{len(parts)} outputs")
-        if case.split_item == 0:
+        if case.split_item == 1:
             must(case.group_type == 2 or [len(p) for p in parts] == list(case.counts), "rows of each group")
             return (torch.stack if case.group_type == 2 else torch.cat)([p.cpu() for p in parts])
     out: Tensor = parts[0].cpu()

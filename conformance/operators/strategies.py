@@ -161,7 +161,7 @@ def grouped_matmul(draw: st.DrawFn) -> GroupedCase:
         group_type=draw(st.sampled_from((0, 2))),
         totals=draw(st.booleans()),
         one_weight=draw(st.booleans()),
-        split_item=draw(st.sampled_from((0, 2, 3))),
+        split_item=draw(st.sampled_from((1, 2, 3))),
         with_bias=draw(st.booleans()),
         entry=draw(st.sampled_from(("operator", "list", "kernel"))),
         strides=draw(strides),

@@ -65,7 +65,8 @@ def grouped_matmul(
 
     group_type -1 (or None): x[i] @ weight[i]. 0: the rows of x[0] fall into groups, one weight (2-D, or one slice of a
     single 3-D weight) each. 2: the contraction dimension falls into groups, x[0] (K, T) and weight[0] (T, N) give one
-    (E, K, N) tensor. A group may be empty. split_item 0 and 1 give one output per group, 2 and 3 a single one.
+    (E, K, N) tensor. A group may be empty. split_item 1 gives one output per group, 2 and 3 a single one; 0 gives
+    one per x, so that it is for group_type -1 alone.
     """
     require(bool(x) and bool(weight), OP, "neither x nor weight may be empty.")
     if split_item not in (0, 1, 2, 3):
@@ -77,6 +78,7 @@ def grouped_matmul(
     if group_type not in (0, 2, None):
         refuse(OP, "group_type", group_type)
     require(group_list is not None, OP, f"group_type {group_type} needs a group_list.")
+    require(split_item != 0, OP, "split_item 0 gives one output per x; groups of one x take 1, 2 or 3.")
     require(len(x) == 1 and x[0].dim() == 2, OP, "grouped rows or columns take a single 2-D x.")
     groups = group_list or []
     if group_type == 2:
