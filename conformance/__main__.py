@@ -24,7 +24,7 @@ from conformance.ci import badge
 from conformance.diff import compare, read_whole
 from conformance.errors import ConformanceError, UsageFault
 from conformance.explain import explanation
-from conformance.known import load_known
+from conformance.known import load_beside
 from conformance.matrix import MATRIX, ROOT, load_matrix
 from conformance.report.difference import to_json, to_markdown, to_terminal
 from conformance.report.history import read_runs
@@ -40,8 +40,15 @@ INTERRUPTED = 4
 
 
 @click.group(help=__doc__)
-def main() -> None:
+@click.option("--matrix", type=PATH, help="the rows that the results are of, if not those of matrix.yaml")
+@click.pass_context
+def main(context: click.Context, matrix: Path | None) -> None:
     """The command group."""
+    context.obj = matrix
+
+
+def _matrix_file() -> Path:
+    return click.get_current_context().obj or MATRIX
 
 
 @main.command()
@@ -49,7 +56,7 @@ def main() -> None:
 @click.option("--into", type=click.Path(path_type=Path), help="Markdown file with a place for the table (see README.md)")
 def table(results: Path, into: Path | None) -> None:
     """The short support table of a result set; with --into, written into a Markdown file."""
-    text = short_table(read_results(results), load_matrix().rows)
+    text = short_table(read_results(results), load_matrix(_matrix_file()).rows)
     if into is None:
         click.echo(text)
     else:
@@ -60,7 +67,7 @@ def table(results: Path, into: Path | None) -> None:
 @click.argument("row")
 def explain(row: str) -> None:
     """How to write a row's overrides, for actor and for ref, ready to paste."""
-    matrix = load_matrix()
+    matrix = load_matrix(_matrix_file())
     if row not in set(matrix.ids()):
         raise UsageFault(f"{row}: no such row; right form: one of {', '.join(matrix.ids())}")
     click.echo("\n".join(explanation(matrix[row])))
@@ -73,7 +80,7 @@ def explain(row: str) -> None:
 def diff(old: Path, new: Path, form: str) -> None:
     """What changed from the result set OLD to NEW, and which packages moved. Always exits 0: `gate` judges."""
     renderers = {"terminal": to_terminal, "markdown": to_markdown, "json": to_json}
-    click.echo(renderers[form](compare(read_whole(old), read_whole(new), load_matrix().rows)))
+    click.echo(renderers[form](compare(read_whole(old), read_whole(new), load_matrix(_matrix_file()).rows)))
 
 
 @main.command(name="gate")
@@ -82,7 +89,7 @@ def diff(old: Path, new: Path, form: str) -> None:
 @click.option("--policy", type=PATH, help="TOML: which rows must work, what is waived until when (policy.schema.json)")
 def gate_command(new: Path, old: Path, policy: Path | None) -> int:
     """Exit 1 if the result set NEW is worse than the other one, or than the policy asks for."""
-    matrix = load_matrix()
+    matrix = load_matrix(_matrix_file())
     rules = gate.load_policy(policy, matrix) if policy else gate.Policy()
     results = read_whole(new)
     difference = compare(read_whole(old), results, matrix.rows)
@@ -98,13 +105,13 @@ def gate_command(new: Path, old: Path, policy: Path | None) -> int:
 @click.option("--write", is_flag=True, help="edit matrix.yaml; without it nothing is written")
 def promote_command(results: tuple[Path, ...], policy: Path | None, max_age: int, write: bool) -> None:
     """Which rows may move up from Dev to Preview to Released, and what holds back the others."""
-    matrix = load_matrix(MATRIX)
+    matrix = load_matrix(_matrix_file())
     rules = gate.load_policy(policy, matrix) if policy else None
-    evidence = promote.read_evidence(results, MATRIX, _now(), max_age)
+    evidence = promote.read_evidence(results, _matrix_file(), _now(), max_age)
     proposals = promote.propose(matrix.rows, evidence, rules, _now().date())
     click.echo("\n".join(promote.lines(evidence, proposals)))
     if write:
-        click.echo(f"{promote.write(MATRIX, proposals)} rows of {MATRIX.name} were edited")
+        click.echo(f"{promote.write(_matrix_file(), proposals)} rows of {_matrix_file().name} were edited")
 
 
 @main.command(name="stack")
@@ -120,8 +127,8 @@ def stack_command() -> None:
 @click.argument("results", type=PATH)
 def badge_command(results: Path) -> None:
     """A badge's JSON (shields.io endpoint) of a result set that has all rows."""
-    matrix = load_matrix()
-    click.echo(json.dumps(badge(read_whole(results), matrix.rows, load_known(matrix=matrix))))
+    matrix = load_matrix(_matrix_file())
+    click.echo(json.dumps(badge(read_whole(results), matrix.rows, load_beside(_matrix_file(), matrix))))
 
 
 @main.command(name="page")
@@ -131,7 +138,7 @@ def badge_command(results: Path) -> None:
 def page_command(results: tuple[Path, ...], history: Path | None, out: Path) -> None:
     """One HTML file that needs no network: the last of RESULTS, with the history of each check over all of them."""
     runs = read_runs(results, history)
-    out.write_text(render_page(runs[-1], runs, load_matrix().rows), encoding="utf-8")
+    out.write_text(render_page(runs[-1], runs, load_matrix(_matrix_file()).rows), encoding="utf-8")
 
 
 @main.command(name="run", context_settings={"ignore_unknown_options": True})

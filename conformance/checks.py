@@ -14,11 +14,12 @@ from typing import Any
 
 from conformance import blame, engaged, parity, verdict
 from conformance.accepted import FormResult, Question
-from conformance.config import Precision, Role
 from conformance.errors import ConformanceError, UsageFault
-from conformance.matrix import OVERRIDES, ROLES, Row, Side
+from conformance.extensions import ExtensionFault
+from conformance.matrix import OVERRIDES, ROLES, Evidence, Role, Row, Side, own_families
+from conformance.probes import Facts
 from conformance.ranks import JobReport
-from conformance.results import Check, CheckRecord, Outcome, UpstreamException
+from conformance.results import Check, CheckRecord, Outcome, Precision, UpstreamException
 from conformance.runner import Case, Runner, baseline_of, mask_of, results_of, scales_of
 from conformance.stack import BackendName
 from conformance.verdict import FAILURES
@@ -127,7 +128,7 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
     if not on.ok:
         return _failed(on, row, variant)
     detail: dict[str, Any] = {"overrides": list(row.overrides(variant, "on"))}
-    on_facts = [r.facts for r in results_of(on)]
+    on_facts = _facts(on, evidence)
     if reads:
         detail["readers"] = results_of(on)[0].readers
     if not off.ok:
@@ -138,10 +139,10 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
         outcome: Outcome = "always_on" if held else "fail"
         why = "cannot be switched off" if held else "the evidence is missing, and off fails as well"
         return _Conclusion(outcome, f"{why}: {conclusion.summary}", conclusion.exception, **detail)
-    off_facts = [r.facts for r in results_of(off)]
+    off_facts = _facts(off, evidence)
     judgement = engaged.judge(evidence, on_facts, off_facts)
     detail["evidence"] = list(judgement.lines)
-    detail["absent"] = _absent(absent, on_facts, off_facts)
+    detail["absent"] = _absent(absent, evidence, on_facts, off_facts)
     unread = [fact.partition(".")[2] for fact in reads if not any(facts.get(fact) for facts in on_facts)]
     if judgement.outcome in ("always_on", "no_effect") and unread and len(unread) == len(reads):
         # Set, stored and read by nobody: the key has no effect, also where what it promises runs anyway.
@@ -175,7 +176,7 @@ def watched(rows: Iterable[Row], backend: BackendName) -> dict[tuple[Role, str],
             continue
         for role, variant in itertools.product(ROLES, row.variant_names):
             named = {e.fact for e in row.evidence_for(variant, role)} | set(_reads(row, variant, backend))
-            mine = {f for f in named if f.startswith(("calls.", "config.", "reads.", "patched."))}
+            mine = {f for f in named if f.startswith(_watched_families())}
             found.setdefault((role, row.model), set()).update(mine)
     return {key: tuple(sorted(facts)) for key, facts in found.items()}
 
@@ -190,11 +191,24 @@ def _reads(row: Row, variant: str, backend: BackendName) -> tuple[str, ...]:
     return tuple(f"reads.{key.rpartition('.')[2]}" for key in keys) if backend == "mindspeed" else ()
 
 
-def _absent(absent: JobReport, on: list[Any], off: list[Any]) -> str:
+def _watched_families() -> tuple[str, ...]:
+    return ("calls.", "config.", "reads.", "patched.", *(f"{family}." for family in own_families()))
+
+
+def _facts(report: JobReport, evidence: Iterable[Evidence]) -> list[Facts]:
+    """The ranks' facts; ExtensionFault when a probe that the evidence rests on failed: then nothing can be said."""
+    families = {item.fact.partition(".")[0] for item in evidence}
+    for result in results_of(report):
+        for family in sorted(families & result.probe_faults.keys()):
+            raise ExtensionFault(f"{result.probe_faults[family]} on rank {result.rank}")
+    return [result.facts for result in results_of(report)]
+
+
+def _absent(absent: JobReport, evidence: Iterable[Evidence], on: list[Facts], off: list[Facts]) -> str:
     """What the default does: with the key absent the run is like on, like off, like neither, or fails."""
     if not absent.ok:
         return "fails"
-    facts = [r.facts for r in results_of(absent)]
+    facts = _facts(absent, evidence)
     if not engaged.differing(facts, off):
         return "as off" if engaged.differing(facts, on) else "as on and off"
     return "as on" if not engaged.differing(facts, on) else "like neither"

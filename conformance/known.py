@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, Field, WithJsonSchema
 
 from conformance.errors import UsageFault
-from conformance.matrix import ROLES, ROOT, Id, Matrix, Role, Words
+from conformance.matrix import MATRIX, ROLES, ROOT, Id, Matrix, Role, Words
 from conformance.results import Backend, Check, CheckRecord, Header, Precision
 from conformance.yamlsource import Document, Items, Strictly, form_error, load, nearest, validate
 
@@ -91,6 +91,12 @@ def load_known(path: Path = KNOWN_ISSUES, matrix: Matrix | None = None) -> tuple
         for number, issue in enumerate(issues):
             _check_names(document, number, issue, matrix)
     return issues
+
+
+def load_beside(matrix_file: Path, matrix: Matrix) -> tuple[KnownIssue, ...]:
+    """The list in the directory of a matrix's file, as `load_known`. Only the suite's own matrix must have one."""
+    path = matrix_file.with_name(KNOWN_ISSUES.name)
+    return load_known(path, matrix) if matrix_file.resolve() == MATRIX or path.exists() else ()
 
 
 def _check_names(document: Document, number: int, issue: KnownIssue, matrix: Matrix) -> None:

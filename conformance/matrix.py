@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema, model_validator
 
+from conformance import extensions, models
+from conformance.errors import UsageFault
 from conformance.operators import Family
 from conformance.yamlsource import Items, Strictly, form_error, load, nearest, validate
 
@@ -57,6 +59,8 @@ _FAMILIES = {
     "patched": _TARGET,
     "storage": r"[a-z_][a-z0-9_]*",
 }
+#: A fact of a family that another package's probe brings. The published schema cannot know which families are installed.
+_OWN_FACT = rf"(?!({'|'.join(_FAMILIES)})\.)[a-z][a-z0-9_]*\.{extensions.KEY}"
 _ID = "[a-z0-9]+(-[a-z0-9]+)*"
 _KEY = r"actor_rollout_ref\.(actor|ref)(\.[a-z_][a-z0-9_]*)+"
 
@@ -113,10 +117,23 @@ def _plain(value: float | str | None) -> str:
 
 def _check_fact(text: str) -> str:
     family, dot, rest = text.partition(".")
-    if family not in _FAMILIES or not dot:
-        raise form_error(f"unknown fact family {family!r}", nearest(family, _FAMILIES))
-    if not re.fullmatch(_FAMILIES[family], rest):
-        raise form_error(f"{text!r} is not a fact", f"{family}. and then {_FAMILIES[family]}")
+    forms = _FAMILIES | dict.fromkeys(own_families(), extensions.KEY)
+    if family not in forms or not dot:
+        raise form_error(f"unknown fact family {family!r}", nearest(family, forms))
+    if not re.fullmatch(forms[family], rest):
+        raise form_error(f"{text!r} is not a fact", f"{family}. and then {forms[family]}")
+    return text
+
+
+def own_families() -> tuple[str, ...]:
+    """The fact families that other packages' probes bring."""
+    return extensions.names(extensions.PROBES, _FAMILIES)
+
+
+def _check_model(text: str) -> str:
+    known = models.names()
+    if text not in known:
+        raise form_error(f"unknown model {text[:60]!r}", nearest(text, known))
     return text
 
 
@@ -156,7 +173,14 @@ Key = Annotated[str, AfterValidator(_check_key), WithJsonSchema({"type": "string
 FactName = Annotated[
     str,
     AfterValidator(_check_fact),
-    WithJsonSchema({"anyOf": [{"type": "string", "pattern": rf"^{k}\.{v}$"} for k, v in _FAMILIES.items()]}),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string", "pattern": rf"^{form}$"} for form in (*map(r"\.".join, _FAMILIES.items()), _OWN_FACT)]}
+    ),
+]
+Model = Annotated[
+    str,
+    AfterValidator(_check_model),
+    WithJsonSchema({"anyOf": [{"enum": list(models.built_in())}, {"type": "string", "pattern": "^[a-z][a-z0-9_]*$"}]}),
 ]
 Value = Annotated[
     Scalar,
@@ -295,7 +319,7 @@ class Row(Strictly):
     table: Literal["feature", "fused_operator"]
     status: Literal["Dev", "Preview", "Released"]
     implemented_by: Literal["megatron-core", "mindspeed"]
-    model: Literal["dense", "moe", "mla"]
+    model: Model = Field(description="a tiny model of fixtures/, or of another package")
     world_size: WorldSize
     topology: Topology = Topology()
     precisions: Items[Literal["float32", "bfloat16"]] = Field(("float32", "bfloat16"), min_length=1)
@@ -368,6 +392,8 @@ class Matrix(Strictly):
 
 def load_matrix(path: Path = MATRIX) -> Matrix:
     """Read and check a matrix; UsageFault with file, line and the right form for the first fault."""
+    if path == MATRIX and not path.exists():
+        raise UsageFault("no matrix.yaml here: an installed package has no rows; right form: --matrix FILE")
     return validate(load(path), Matrix)
 
 

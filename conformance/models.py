@@ -1,18 +1,22 @@
 """Tiny random models and the one fixed batch that every case runs on.
 
 `fixtures/*.json` hold the configurations in a form of their own: the checkpoint directory is written by the installed
-transformers, so that no file in the repository depends on one transformers version. Weights are drawn from a seed.
+transformers, so that no file in the repository depends on one transformers version. Weights are drawn from a seed. Other
+packages add models by entry points, see `extensions`.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import math
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from conformance import extensions
 from conformance.errors import UsageFault
 
 if TYPE_CHECKING:
@@ -20,7 +24,8 @@ if TYPE_CHECKING:
 
     from conformance.ranks import RankContext
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+#: The repository's `fixtures/`, by a link, so that an installed package has them too.
+FIXTURES = Path(__file__).resolve().parent / "fixtures"
 
 #: Prompt and response columns of the batch, in tokens.
 PROMPT, RESPONSE = 16, 16
@@ -50,10 +55,22 @@ class Fixture:
         return int(self.config["vocab_size"])
 
 
+def built_in() -> tuple[str, ...]:
+    """The suite's own models."""
+    return tuple(sorted(path.stem for path in FIXTURES.glob("*.json")))
+
+
+def names() -> tuple[str, ...]:
+    """The suite's own models, then those of other packages."""
+    return (*built_in(), *extensions.names(extensions.MODELS, built_in()))
+
+
 @functools.cache
 def load(name: str) -> Fixture:
-    """Read `fixtures/<name>.json`; UsageFault when there is none or it is broken."""
+    """Read `fixtures/<name>.json`, or the file of another package; UsageFault when there is none or it is broken."""
     path = FIXTURES / f"{name}.json"
+    if name in extensions.entry_points(extensions.MODELS):
+        path = extensions.model_file(name)
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
         fields: dict[str, Any] = {
@@ -61,23 +78,28 @@ def load(name: str) -> Fixture:
         }
         return Fixture(name=name, **fields)
     except FileNotFoundError:
-        known = ", ".join(sorted(p.stem for p in FIXTURES.glob("*.json")))
-        raise UsageFault(f"{path.name}: no such model fixture; there are: {known}") from None
+        raise UsageFault(f"{path.name}: no such model fixture; there are: {', '.join(names())}") from None
     except (ValueError, TypeError, OSError) as fault:
-        raise UsageFault(f"fixtures/{path.name}: not a model fixture ({fault})") from None
+        raise UsageFault(f"{path.parent.name}/{path.name}: not a model fixture ({fault})") from None
 
 
-def build(name: str) -> Any:
-    """The fixture as Hugging Face's model with its drawn weights, float32, plain attention and expert loops."""
+def build(name: str, *, afresh: bool = False) -> Any:
+    """The fixture as Hugging Face's model with its drawn weights, float32, plain attention and expert loops.
+
+    `afresh`: its code is loaded once more, since verl patches NPU operators into Hugging Face's classes where there is an NPU.
+    """
     import torch
     import transformers
 
     fixture = load(name)
+    model_class = getattr(transformers, fixture.model_class)
+    if afresh:
+        model_class = getattr(importlib.reload(sys.modules[model_class.__module__]), fixture.model_class)
     config = getattr(transformers, fixture.config_class)(**fixture.config, architectures=[fixture.model_class])
     config.dtype = torch.float32
     config._attn_implementation = "eager"
     config._experts_implementation = "eager"
-    model = getattr(transformers, fixture.model_class)(config).float()
+    model = model_class(config).float()
     draw_weights(model, fixture.seed)
     return model
 
@@ -100,8 +122,17 @@ class CheckpointSpec:
 
 
 def write_checkpoints(spec: CheckpointSpec, _context: RankContext) -> dict[str, str]:
-    """Rank-server target: write the fixtures and return name -> checkpoint directory."""
-    return {name: str(write_checkpoint(name, Path(spec.directory))) for name in spec.names}
+    """Rank-server target: write the fixtures and return name -> checkpoint directory. UsageFault for one that cannot be built."""
+    written: dict[str, str] = {}
+    for name in spec.names:
+        try:
+            written[name] = str(write_checkpoint(name, Path(spec.directory)))
+        except UsageFault:
+            raise
+        except Exception as fault:  # transformers answers a wrong configuration with all sorts of them
+            first = str(fault).strip().partition("\n")[0][:200]
+            raise UsageFault(f"model {name!r}: transformers cannot build it: {type(fault).__name__}: {first}") from fault
+    return written
 
 
 def draw_weights(model: torch.nn.Module, seed: int) -> None:

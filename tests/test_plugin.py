@@ -102,7 +102,8 @@ def test_a_run_writes_results_and_tables_and_says_where(tmp_path: Path) -> None:
     assert "[16/16" in done.stdout
     assert "not_run" in done.stdout
     directory = next((tmp_path / "runs").iterdir())
-    assert {path.name for path in directory.iterdir()} == {"results.jsonl", "support-table.md", "support-table.zh.md"}
+    written = {"results.jsonl", "support-table.md", "support-table.zh.md", "support-table.html"}
+    assert {path.name for path in directory.iterdir()} == written
     assert "--row swiglu" in (directory / "support-table.md").read_text(encoding="utf-8")
     assert not [p for p in tmp_path.iterdir() if p.name != "runs"], "a part of the rows is not published"
 

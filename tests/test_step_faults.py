@@ -10,8 +10,7 @@ import pytest
 from conformance import parity
 from conformance.backend import BackendSpec
 from conformance.checks import run_check, watched
-from conformance.config import Role
-from conformance.matrix import load_matrix
+from conformance.matrix import Role, load_matrix
 from conformance.ranks import JobReport
 from conformance.results import CheckRecord
 from conformance.runner import Case, Runner, mask_of, results_of, scales_of

@@ -83,6 +83,9 @@ class _Page:
             backend=header.backend,
             precisions=", ".join(header.precisions),
         )
+        notes = [(words.untested, line) for line in header.untested] + [(words.deviation, line) for line in header.deviations]
+        if notes:
+            yield "\n".join(f"- **{word}**: {escape(line)}" for word, line in notes)
 
     def tables(self) -> Iterator[str]:
         for kind, title in self.words.tables.items():

@@ -45,10 +45,13 @@ class Words:
     started: str
     incomplete: str
     partial: str
+    untested: str
+    deviation: str
     tables: dict[Literal["feature", "fused_operator"], str]
     columns: tuple[str, ...]
     operators: str
     operator_cell: str
+    operator_columns: tuple[str, str, str, str, str, str]
     checks: dict[Check, str]
     outcomes: dict[Outcome, str]
     verdicts: dict[Verdict, tuple[str, str]]
@@ -107,6 +110,8 @@ ENGLISH = Words(
     started="Run started {started}; device: {device}; backend: {backend}; precisions: {precisions}.",
     incomplete="INCOMPLETE: the run was interrupted. What is missing below was not run.",
     partial="PARTIAL: only these rows were selected: {rows}.",
+    untested="Untested combination",
+    deviation="Deviation from the documented stack",
     tables={"feature": "Features", "fused_operator": "Fused operators"},
     columns=(
         "Feature",
@@ -122,6 +127,7 @@ ENGLISH = Words(
     ),
     operators="Operators",
     operator_cell="{cases} cases, worst error {ratio} of plain torch's, {device}",
+    operator_columns=("Family", "Outcome", "Cases", "Worst error, of plain torch's", "Device", "What was seen"),
     checks={"accepted": "accepted", "engaged": "engaged", "parity": "parity"},
     outcomes={
         "pass": "pass",
@@ -206,10 +212,13 @@ CHINESE = Words(
     started="运行开始于 {started}；设备：{device}；后端：{backend}；精度：{precisions}。",
     incomplete="不完整（INCOMPLETE）：运行被中断，下文缺少的项均未运行。",
     partial="部分结果（PARTIAL）：只选择了以下行：{rows}。",
+    untested="未经测试的组合",
+    deviation="与文档软件栈的差异",
     tables={"feature": "特性", "fused_operator": "融合算子"},
     columns=("特性名称", "配置参数", "状态", "结论", "是否接受", "是否生效", "数值一致", "证据", "设备", "软件栈"),
     operators="算子",
     operator_cell="{cases} 个用例，最大误差为普通 torch 的 {ratio}，{device}",
+    operator_columns=("算子类", "结果", "用例数", "最大误差（相对普通 torch）", "设备", "所见"),
     checks={"accepted": "是否接受", "engaged": "是否生效", "parity": "数值一致"},
     outcomes={
         "pass": "通过",
