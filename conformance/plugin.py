@@ -263,7 +263,9 @@ class Session:
         if self.writer is None:
             self.directory.rmdir()  # nothing ran
             return
-        ended_well = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+        # With -x pytest ends with the code of failed tests; xdist says so by shouldstop.
+        cut_short = bool(session.shouldfail or session.shouldstop)
+        ended_well = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not cut_short
         with one_line():
             if ended_well:
                 self.writer.finish(_now(), round(time.monotonic() - self.began, 1))
@@ -310,8 +312,15 @@ def header_of(session: Session, imported: Imported) -> Header:
         untested=stack.untested(imported.packages),
         deviations=stack.deviations(imported.packages),
         route=session.route,
-        complete_selection=len(session.rows) == len(session.matrix.rows) and not session.config.option.keyword,
+        complete_selection=len(session.rows) == len(session.matrix.rows) and not _is_narrowed(session.config),
     )
+
+
+def _is_narrowed(config: pytest.Config) -> bool:
+    """Whether some of the rows' tests were left out on the command line."""
+    option = config.option
+    narrowing = (option.keyword, option.markexpr, option.deselect, getattr(option, "lf", False))
+    return any(narrowing) or any("::" in str(argument) for argument in config.args)
 
 
 def total_checks(rows: tuple[matrix.Row, ...]) -> int:

@@ -188,7 +188,7 @@ def test_stack_with_a_wrong_environment(
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "no MindSpeed source there" in done.stderr
     monkeypatch.delenv("MINDSPEED_HOME", raising=False)
-    monkeypatch.setattr("conformance.stack._metadata_version", lambda _name: None)
+    monkeypatch.setattr("conformance.stack.installed_version", lambda _name: None)
     assert called(monkeypatch, "stack") == 2
     said = capsys.readouterr()
     assert said.err.startswith("error: missing: torch==")

@@ -11,6 +11,10 @@ from pathlib import Path
 import pytest
 
 from conformance.matrix import load_matrix
+from conformance.plugin import _is_narrowed
+from conformance.results import read_results
+
+pytest_plugins = ["pytester"]
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -116,6 +120,33 @@ def test_a_known_issue_that_is_none_fails_the_run(tmp_path: Path) -> None:
     done = run("--row", "pp", "--backend", "plain", "--reports", str(tmp_path / "reports"), cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stdout.count("passes now: remove the known issue") == 2, "one for actor, one for ref"
+
+
+@pytest.mark.stack
+def test_a_run_cut_short_is_not_complete(tmp_path: Path) -> None:
+    copy_of_the_project(tmp_path)
+    entry = "issues: [{row: pp, check: accepted, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}]\n"
+    (tmp_path / "known_issues.yaml").write_text(entry, encoding="utf-8")
+    done = run("--row", "pp", "-x", "--backend", "plain", "--reports", str(tmp_path / "reports"), cwd=tmp_path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    results = read_results(next((tmp_path / "reports" / "runs").iterdir()))
+    assert len(results.checks) == 1
+    assert not results.complete
+
+
+@pytest.mark.parametrize(
+    ("arguments", "narrowed"),
+    [
+        ([], False),
+        (["-n", "2"], False),
+        (["-k", "ep"], True),
+        (["-m", "operator"], True),
+        (["--deselect", "conformance/test_matrix.py::test_parity"], True),
+        (["conformance/test_matrix.py::test_parity"], True),
+    ],
+)
+def test_what_leaves_tests_out(pytester: pytest.Pytester, arguments: list[str], narrowed: bool) -> None:
+    assert _is_narrowed(pytester.parseconfig(*arguments)) is narrowed
 
 
 def explain(*arguments: str) -> subprocess.CompletedProcess[str]:
