@@ -88,8 +88,8 @@ def preload(spec: BackendSpec) -> Imported:
 
     torch.set_num_threads(1)
     release = releases.current()
-    if release.verl_first:
-        importlib.import_module("verl")
+    # As in a real run. Up to 0.8 verl takes the device for CUDA when MindSpeed has been there before it.
+    importlib.import_module("verl")
     if spec.name == "mindspeed":
         # Before megatron.core, which looks for Transformer Engine and Apex when it is imported.
         importlib.import_module("mindspeed.megatron_adaptor")

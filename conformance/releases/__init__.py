@@ -123,8 +123,6 @@ class Release:
     needs: Callable[[Route, bool], tuple[str, ...]]
     #: Modules to import before the first fork.
     warm: tuple[str, ...]
-    #: Whether verl has to be imported before MindSpeed.
-    verl_first: bool
     #: Called in the warm server after the imports: the deviations that the stack's file declares.
     prepare: Callable[[], None]
 

@@ -95,6 +95,5 @@ RELEASE = Release(
         "verl.utils.distributed",
         "verl.models.mcore.mbridge",
     ),
-    verl_first=True,
     prepare=_prepare,
 )

@@ -69,6 +69,5 @@ RELEASE = Release(
         "verl.utils.distributed",
         "verl.models.mcore.mbridge",
     ),
-    verl_first=False,
     prepare=_prepare,
 )
