@@ -17,7 +17,7 @@ from pydantic import AfterValidator, Field, WithJsonSchema
 
 from conformance.errors import UsageFault
 from conformance.matrix import MATRIX, ROLES, ROOT, Id, Matrix, Role, Words
-from conformance.results import Backend, Check, CheckRecord, Header, Precision
+from conformance.results import Backend, Check, CheckRecord, Header, Precision, Route
 from conformance.yamlsource import Document, Items, Strictly, form_error, load, nearest, validate
 
 KNOWN_ISSUES = ROOT / "known_issues.yaml"
@@ -39,13 +39,14 @@ def _check_link(text: str) -> str:
 
 
 class KnownIssue(Strictly):
-    """One expected fault. Fields that are left out hold for all: roles, precisions, versions."""
+    """One expected fault. Fields that are left out hold for all: roles, routes, precisions, versions."""
 
     row: Id
     check: Check
     roles: Items[Role] = Field(ROLES, min_length=1)
     variant: Id = "documented"
     backend: Backend
+    route: Route | None = None
     precision: Precision | None = None
     versions: Mapping[str, Annotated[str, AfterValidator(check_specifier)]] = {}
     outcome: Literal["fail", "always_on", "no_effect", "refused", "crash", "unsupported"]
@@ -55,9 +56,9 @@ class KnownIssue(Strictly):
     link: Annotated[str, Field(max_length=500), AfterValidator(_check_link), WithJsonSchema({"type": "string", "format": "uri"})]
 
     def applies(self, header: Header) -> bool:
-        """Whether the run has the backend and all the versions that the entry holds for."""
+        """Whether the run has the backend, the route and all the versions that the entry holds for."""
         have = header.versions()
-        return self.backend == header.backend and all(
+        return self.backend == header.backend and self.route in (None, header.route) and all(
             _within(have.get(canonicalize_name(package)), wanted) for package, wanted in self.versions.items()
         )
 

@@ -6,7 +6,8 @@ Bounds are derived from the number format and the depth of the model, never tune
   rounds its residual stream some eight times (two norms, qkv, attention, projection, two MLP matmuls, the gate), the head
   twice: N = 8*layers + 2 forward, twice that with the backward pass. Four standard deviations are allowed:
   4*u*sqrt(N), times the scale of the quantity.
-- `identical`: bitwise, but for the global grad norm, which is summed over ranks in another order by its definition.
+- `identical`: bitwise, but for the global grad norm, which is summed over ranks in another order by its definition, and, where
+  it came out otherwise and so the factor of clipping, for the updated weights.
 - `reordered`: the bound above (float32).
 - `kernel`: the error against the float64 truth, at most KERNEL_FACTOR times the baseline's own error.
 - bfloat16: rounding is chaotic at this size, so both non-identical classes compare errors against the float64 truth: root
@@ -157,6 +158,8 @@ def _figures(case: Numbers, baseline: Numbers, truth: Numbers, mask: torch.Tenso
         rule_here = replace(rule, kind="reordered") if name == "grad_norm" and kind == "identical" else rule
         # The loss is a mean of terms of order one.
         figures.append(rule_here.judge(name, sides, scales.relative(precision, passes), lambda _index: "global", floor=1.0))
+    if kind == "identical" and case.grad_norm != baseline.grad_norm:
+        rule = replace(rule, kind="reordered")
     copies = (replace(case, weights=weights) for weights in (case.weights, *case.other_weights))
     figures.append(max((_weights(copy, baseline, truth, rule) for copy in copies), key=_excess))
     return figures

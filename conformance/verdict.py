@@ -132,14 +132,20 @@ def _worded(spelling: Spelling, documented: Spelling) -> Verdict:
 def blame(mindspeed: CheckRecord, plain: CheckRecord) -> str | None:
     """Whose failure a check with the `mindspeed` backend is, given the same check with `plain`.
 
-    MindSpeed's if it passes without MindSpeed; else the owner of what it raises there, too. None when nothing tells: our own
-    error, or a row that `plain` has not.
+    MindSpeed's if it passes without MindSpeed; if the very same happens there, its owner. None when that does not tell: another
+    failure, our own error, or a row that `plain` has not.
     """
-    if plain.outcome in ("error", "not_run", "unsupported") or mindspeed.outcome not in FAILURES:
+    if mindspeed.outcome not in FAILURES:
         return None
     if plain.outcome == "pass":
         return "MindSpeed"
-    return plain.exception.owner if plain.exception else "verl or megatron-core"
+    if plain.outcome != mindspeed.outcome:
+        return None
+    ours, theirs = mindspeed.exception, plain.exception
+    if ours is None and theirs is None:
+        return "verl or megatron-core"
+    same = ours is not None and theirs is not None and (ours.type, ours.message) == (theirs.type, theirs.message)
+    return theirs.owner if theirs is not None and same else None
 
 
 def whose(records: Iterable[CheckRecord]) -> str | None:

@@ -9,7 +9,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from conformance.config import Precision  # noqa: E402
 from conformance.errors import ConformanceError  # noqa: E402
 from conformance.parity import (  # noqa: E402
     KERNEL_FACTOR,
@@ -23,6 +22,7 @@ from conformance.parity import (  # noqa: E402
     collect,
     compare,
 )
+from conformance.results import Precision  # noqa: E402
 from conformance.step import StepResult  # noqa: E402
 
 pytestmark = pytest.mark.stack
@@ -163,6 +163,18 @@ def test_negative_control_at_each_bound(quantity: str, kind: ParityClass, precis
     assert not outside.ok, outside
     assert outside.bound == pytest.approx(bound, rel=1e-4)
     assert outside.difference == pytest.approx(1.01 * bound, rel=1e-4)
+
+
+def test_identical_weights_follow_a_reordered_norm() -> None:
+    """The norm scales the gradients: where its last bit moved, the weights' may, within the reordered bound and no further."""
+    ours = baseline_numbers(0.0)
+    norm = 2.0 * UNIT_ROUNDOFF["float32"] * 3.0
+    bit = 2.0**-24
+    assert not figure_of("weights", moved(ours, "weights", bit), ours, "identical", "float32").ok
+    other = moved(moved(ours, "weights", bit), "grad_norm", norm)
+    assert figure_of("weights", other, ours, "identical", "float32").ok
+    assert not figure_of("weights", moved(other, "weights", 0.5), ours, "identical", "float32").ok
+    assert not figure_of("log_probs", moved(other, "log_probs", bit), ours, "identical", "float32").ok
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
