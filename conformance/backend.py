@@ -63,7 +63,8 @@ _WARM = (
 #: Large packages that come along with verl and take no part in a step; see `parking`.
 _IDLE = (
     "PIL", "accelerate", "chardet", "datasets", "distutils", "google", "httpcore", "httpx", "huggingface_hub", "mpmath",
-    "networkx", "pandas", "peft", "pyarrow", "ray", "rich", "scipy", "setuptools", "sympy", "tensorboard", "wandb",
+    "networkx", "pandas", "peft", "pyarrow", "ray", "rich", "scipy", "setuptools", "sympy", "tensorboard", "torch._inductor",
+    "torch._numpy", "torch.ao", "torch.distributions", "torch.onnx", "torch.package", "torch.quantization", "wandb",
 )  # fmt: skip
 
 

@@ -234,7 +234,8 @@ def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Preci
     report = runner.step(cases_of(row, role, variant, "parity", precision, runner.backend.name)[0])
     if not report.ok:
         failed = _failed(report, row, variant)
-        if precision == _judged_in(runner, row, role, variant) or failed.outcome == "error":
+        judged_in = _judged_in(runner, row, role, variant)
+        if row.precisions.index(precision) >= row.precisions.index(judged_in) or failed.outcome == "error":
             return failed
         why = f"only in {precision}, which verl's own validation refuses"
         return _Conclusion("unsupported", f"{why}: {failed.summary}", failed.exception, **failed.detail)

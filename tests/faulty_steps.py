@@ -229,3 +229,19 @@ def _set_config(**fields: Any) -> None:
         return faulty
 
     _replace(TransformerConfig, "__post_init__", override)
+
+
+def _refused(spec: StepSpec) -> StepSpec:
+    """verl itself refuses the case: a real failure of upstream."""
+    own = f"+actor_rollout_ref.{spec.role}.megatron.no_such_key=1"
+    return dataclasses.replace(spec, overrides=(*spec.overrides, own))
+
+
+def run_float32_refused(spec: StepSpec, context: RankContext) -> StepResult:
+    """More than one rank works in bfloat16 only."""
+    return step.run(_refused(spec) if spec.world_size > 1 and spec.precision == "float32" else spec, context)
+
+
+def run_all_refused(spec: StepSpec, context: RankContext) -> StepResult:
+    """More than one rank works in no precision."""
+    return step.run(_refused(spec) if spec.world_size > 1 else spec, context)

@@ -12,7 +12,7 @@ from conformance.backend import BackendSpec
 from conformance.checks import run_check, watched
 from conformance.matrix import Role, load_matrix
 from conformance.ranks import JobReport
-from conformance.results import CheckRecord
+from conformance.results import CheckRecord, Precision
 from conformance.runner import Case, Runner, mask_of, results_of, scales_of
 from conformance.step import StepSpec
 
@@ -161,3 +161,22 @@ def test_equal_cases_run_once(runner: FaultyRunner) -> None:
         StepSpec("ref", "dense", 1, (), watch=runner._watch.get(("ref", "dense"), ()), checkpoint=runner._checkpoints["dense"])
         in runner._futures
     )
+
+
+def test_what_fails_in_float32_alone_is_judged_as_users_run_it(runner: FaultyRunner) -> None:
+    runner.plant("float32_refused")
+    seen = runner.check("tp", "engaged")
+    assert seen.outcome == "pass", seen
+    assert seen.detail["precision"] == "bfloat16"
+    alone = runner.check("tp", "parity")
+    assert alone.outcome == "unsupported", alone
+    assert "only in float32" in alone.summary
+    assert run_check(runner, ROWS["tp"], "actor", "documented", "parity", "bfloat16").outcome == "pass"
+
+
+def test_what_fails_in_every_precision_fails(runner: FaultyRunner) -> None:
+    runner.plant("all_refused")
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    records = [run_check(runner, ROWS["tp"], "actor", "documented", "parity", p) for p in precisions]
+    records.append(runner.check("tp", "engaged"))
+    assert [r.outcome for r in records] == ["crash"] * 3 or [r.outcome for r in records] == ["refused"] * 3, records
