@@ -31,6 +31,7 @@ from conformance.report.history import read_runs
 from conformance.report.page import render_page
 from conformance.report.short import insert, short_table
 from conformance.report.text import one_line
+from conformance.report.upgrade import BEGIN, END, upgrade_table
 from conformance.results import read_results
 from conformance.stack import find_mindspeed, require
 from conformance.stackfile import read_stack
@@ -77,10 +78,15 @@ def explain(row: str) -> None:
 @click.argument("old", type=PATH)
 @click.argument("new", type=PATH)
 @click.option("--format", "form", type=click.Choice(["terminal", "markdown", "json"]), default="terminal", show_default=True)
-def diff(old: Path, new: Path, form: str) -> None:
+@click.option("--into", type=PATH, help="Markdown file with a place for the changed verdicts, key by key (see README.md)")
+def diff(old: Path, new: Path, form: str, into: Path | None) -> None:
     """What changed from the result set OLD to NEW, and which packages moved. Always exits 0: `gate` judges."""
+    sides, rows = (read_whole(old), read_whole(new)), load_matrix(_matrix_file()).rows
+    if into is not None:
+        insert(into, upgrade_table(*sides, rows), (BEGIN, END))
+        return
     renderers = {"terminal": to_terminal, "markdown": to_markdown, "json": to_json}
-    click.echo(renderers[form](compare(read_whole(old), read_whole(new), load_matrix(_matrix_file()).rows)))
+    click.echo(renderers[form](compare(*sides, rows)))
 
 
 @main.command(name="gate")

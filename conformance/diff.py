@@ -39,6 +39,7 @@ from conformance.results import (
     Package,
     Precision,
     ResultSet,
+    Route,
     read_results,
 )
 from conformance.verdict import Verdict, conclude
@@ -82,6 +83,7 @@ class Run:
     started: str
     device: Device
     backend: Backend
+    route: Route
     matrix_sha256: str
 
 
@@ -123,15 +125,15 @@ class CheckChange:
 
 @dataclass(frozen=True)
 class FigureMove:
-    """One figure of a parity check that moved by more than noise, or that one side does not have (None)."""
+    """One figure of a parity check, of both sides, that moved by more than noise."""
 
     row: str
     role: Role
     variant: str
     precision: Precision | None
     quantity: str
-    old: Measured | None
-    new: Measured | None
+    old: Measured
+    new: Measured
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,7 @@ def compare(old: ResultSet, new: ResultSet, rows: Sequence[Row]) -> Diff:
 
 def _run(results: ResultSet) -> Run:
     header = results.header
-    return Run(header.started, header.device, header.backend, header.matrix_sha256)
+    return Run(header.started, header.device, header.backend, header.route, header.matrix_sha256)
 
 
 def _notes(old: ResultSet, new: ResultSet, order: Mapping[str, int], without_figures: int) -> Iterator[str]:
@@ -233,6 +235,8 @@ def _notes(old: ResultSet, new: ResultSet, order: Mapping[str, int], without_fig
         yield "the matrices differ: the two runs did not test the same thing"
     if old.header.device != new.header.device:
         yield f"the devices differ: {old.header.device} and {new.header.device}"
+    if old.header.route != new.header.route:
+        yield f"the ways through verl differ: {old.header.route} and {new.header.route}"
     if old.header.backend != new.header.backend:
         yield f"the backends differ: {old.header.backend} and {new.header.backend}"
     strange = sorted({r.row for s in (old, new) for r in s.checks} - set(order))
@@ -334,7 +338,8 @@ def _figures(old: CheckRecord, new: CheckRecord) -> Iterator[FigureMove]:
         return
     for quantity in {**before, **after}:
         one, other = before.get(quantity), after.get(quantity)
-        if one is None or other is None or _moved(one, other):
+        # A figure of one side alone did not move: another route reports others, or another rule applies.
+        if one is not None and other is not None and _moved(one, other):
             yield FigureMove(new.row, new.role, new.variant, new.precision, quantity, one, other)
 
 

@@ -58,8 +58,10 @@ class KnownIssue(Strictly):
     def applies(self, header: Header) -> bool:
         """Whether the run has the backend, the route and all the versions that the entry holds for."""
         have = header.versions()
-        return self.backend == header.backend and self.route in (None, header.route) and all(
-            _within(have.get(canonicalize_name(package)), wanted) for package, wanted in self.versions.items()
+        return (
+            self.backend == header.backend
+            and self.route in (None, header.route)
+            and all(_within(have.get(canonicalize_name(package)), wanted) for package, wanted in self.versions.items())
         )
 
     def covers(self, record: CheckRecord) -> bool:

@@ -89,10 +89,12 @@ def of_check(check: Check, outcome: Outcome) -> Verdict:
 def of_variant(records: Iterable[CheckRecord], precisions: Sequence[Precision]) -> Verdict:
     """What one spelling comes to under one role: its gravest check; a check without a record was not run.
 
-    `precisions`: parity is wanted in each of these; what is not for a precision has no say in it.
+    `precisions`: parity is wanted in each of these; what is not for a precision has no say in it, and where parity is judged in
+    one precision, neither has that it cannot be in another.
     """
     records = tuple(r for r in records if r.precision is None or r.precision in precisions)
-    found = [of_check(r.check, r.outcome) for r in records]
+    judged = any(r.check == "parity" and r.outcome != "unsupported" for r in records)
+    found = [of_check(r.check, r.outcome) for r in records if not (judged and (r.check, r.outcome) == ("parity", "unsupported"))]
     have = {(r.check, r.precision) for r in records if r.check == "parity"} | {(r.check, None) for r in records}
     wanted = [(check, None) for check in CHECKS] + [("parity", p) for p in precisions]
     if any(name not in have for name in wanted):

@@ -146,6 +146,16 @@ def test_whose_failure() -> None:
     assert whose([raising("fail", None)]) is None
 
 
+def test_parity_in_one_precision_is_enough_where_the_other_cannot_be() -> None:
+    row = MATRIX["tp"]
+    records = [record("accepted", "pass"), record("engaged", "pass"), record("parity", "unsupported")]
+    other = replace(record("parity", "pass"), precision="bfloat16")
+    both: tuple[Precision, ...] = ("float32", "bfloat16")
+    assert conclude(row, [*records, other], both).verdict is Verdict.WORKS
+    assert conclude(row, [*records, replace(other, outcome="crash")], both).verdict is Verdict.BROKEN
+    assert conclude(row, [*records, replace(other, outcome="unsupported")], both).verdict is Verdict.NOT_APPLICABLE
+
+
 def test_a_precision_that_the_row_is_not_for_has_no_say() -> None:
     row = MATRIX["mla"]
     records = [record("accepted", "pass"), record("engaged", "pass")]

@@ -90,7 +90,7 @@ def _head(diff: Diff) -> Iterator[str]:
 
 
 def _run(run: Run) -> str:
-    return f"{run.started}, device {run.device}, backend {run.backend}, matrix {run.matrix_sha256[:12]}"
+    return f"{run.started}, device {run.device}, backend {run.backend}, route {run.route}, matrix {run.matrix_sha256[:12]}"
 
 
 def _sections(diff: Diff) -> Iterator[Section]:
@@ -128,7 +128,5 @@ def _sides(change: CheckChange | OperatorChange) -> list[str]:
     return [f"{outcome}: {reason}" if outcome else "absent" for outcome, reason in sides]
 
 
-def _measured(figure: Measured | None) -> str:
-    if figure is None:
-        return "absent"
+def _measured(figure: Measured) -> str:
     return f"{float(figure.difference):.3g} (bound {float(figure.bound):.3g}) at {figure.where}"

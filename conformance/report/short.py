@@ -26,7 +26,7 @@ def short_table(results: ResultSet, rows: Sequence[Row]) -> str:
             keys = ", ".join(dict.fromkeys(s.key.rpartition(".")[2] for s in row.spelling(variant).settings))
             companions = ", ".join(c.key.rpartition(".")[2] for c in row.spelling(variant).companions)
             name = escape(row.name) if variant == "documented" else f"↳ {variant}"
-            verdicts = [_verdict(view.conclusion(row, role), variant) for role in ROLES]
+            verdicts = [verdict_text(view.conclusion(row, role), variant) for role in ROLES]
             written = code(keys) + (f" with {code(companions)}" if companions else "")
             line = [name, written, *verdicts, _why(results, row, variant)]
             lines.append([*line, _operators(view, row, variant)] if results.operators else line)
@@ -54,12 +54,12 @@ def run_line(results: ResultSet) -> str:
         if p.name in ("verl", "megatron-core", "mindspeed", "torch")
     )
     head = f"Backend {header.backend}, {words.devices[header.device]}, {escape(stack)}; float32 and bfloat16."
-    head += "".join(f" {words.untested}: {escape(line)}." for line in header.untested)
-    head += "".join(f" {words.deviation}: {escape(line)}." for line in header.deviations)
+    head += "".join(f" {words.untested}: {escape(line.rstrip("."))}." for line in header.untested)
+    head += "".join(f" {words.deviation}: {escape(line.rstrip("."))}." for line in header.deviations)
     return head if results.complete else f"**{words.incomplete}** {head}"
 
 
-def _verdict(conclusion: Conclusion, variant: str) -> str:
+def verdict_text(conclusion: Conclusion, variant: str) -> str:
     """The word, and whose failure it is."""
     verdict, owner = conclusion.by_variant[variant], conclusion.owners.get(variant)
     return f"{VERDICT_SIGNS[verdict]} {WORDS['en'].verdicts[verdict][0]}" + (f": {escape(owner)}" if owner else "")
@@ -73,11 +73,11 @@ def _why(results: ResultSet, row: Row, variant: str) -> str:
     return escape(shown.summary, 140) if shown else ""
 
 
-def insert(path: Path, text: str) -> None:
+def insert(path: Path, text: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the text between the two marks of a Markdown file, in place of what is there."""
     content = path.read_text(encoding="utf-8")
-    before, begin, rest = content.partition(BEGIN)
-    _old, end, after = rest.partition(END)
+    before, begin, rest = content.partition(marks[0])
+    _old, end, after = rest.partition(marks[1])
     if not begin or not end:
-        raise UsageFault(f"{path}: no place for a table; right form: a line {BEGIN!r} and a line {END!r}")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+        raise UsageFault(f"{path}: no place for a table; right form: a line {marks[0]!r} and a line {marks[1]!r}")
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
