@@ -54,8 +54,8 @@ def run_line(results: ResultSet) -> str:
         if p.name in ("verl", "megatron-core", "mindspeed", "torch")
     )
     head = f"Backend {header.backend}, {words.devices[header.device]}, {escape(stack)}; float32 and bfloat16."
-    head += "".join(f" {words.untested}: {escape(line.rstrip("."))}." for line in header.untested)
-    head += "".join(f" {words.deviation}: {escape(line.rstrip("."))}." for line in header.deviations)
+    head += "".join(f" {words.untested}: {escape(line.rstrip('.'))}." for line in header.untested)
+    head += "".join(f" {words.deviation}: {escape(line.rstrip('.'))}." for line in header.deviations)
     return head if results.complete else f"**{words.incomplete}** {head}"
 
 
