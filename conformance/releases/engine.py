@@ -71,12 +71,11 @@ class EngineDriver:
             self.engine.lr_scheduler_step()
 
     def outputs(self) -> Outputs:
-        from verl.workers.utils.padding import no_padding_2_padding
-
         if not self.engine.is_mp_src_rank_with_outputs():
             return Outputs()
         found = self._output["model_output"]
-        log_probs, entropy = (no_padding_2_padding(found[n], self._data).detach().cpu() for n in ("log_probs", "entropy"))
+        first = self.data_parallel_rank * len(self._data)
+        log_probs, entropy = (responses(found[name].detach().cpu(), first) for name in ("log_probs", "entropy"))
         if self._role == "ref":
             return Outputs(log_probs, entropy)
         return Outputs(log_probs, entropy, float(sum(self._output["loss"])), float(self._output["metrics"]["grad_norm"]))
@@ -150,7 +149,6 @@ def truth(
     import torch
     from verl.utils import tensordict_utils as tu
     from verl.workers.utils.losses import ppo_loss
-    from verl.workers.utils.padding import no_padding_2_padding
 
     configs = verl_config.engine_configs(composed, role)
     data = to_tensordict(batch, composed, role)
@@ -161,11 +159,11 @@ def truth(
     log_probs: list[torch.Tensor] = []
     entropies: list[torch.Tensor] = []
     total = 0.0
-    for micro in tu.chunk_tensordict(data, len(models.LENGTHS) // verl_config.MICRO_BATCH):
+    for number, micro in enumerate(tu.chunk_tensordict(data, len(models.LENGTHS) // verl_config.MICRO_BATCH)):
         with torch.set_grad_enabled(actor):
             output = _forward(model, micro)
         for sink, name in ((log_probs, "log_probs"), (entropies, "entropy")):
-            sink.append(no_padding_2_padding(output[name], micro).detach())
+            sink.append(responses(output[name].detach(), number * verl_config.MICRO_BATCH))
         if actor:
             loss, _metrics = ppo_loss(config=configs.role_config, model_output=output, data=micro)
             loss.backward()
@@ -182,6 +180,22 @@ def _forward(model: Any, micro: Any) -> dict[str, torch.Tensor]:
         name: torch.nested.as_nested_tensor([pair[i] for pair in found], layout=torch.jagged)
         for i, name in enumerate(("log_probs", "entropy"))
     }
+
+
+def responses(values: torch.Tensor, first: int) -> torch.Tensor:
+    """Of values per token, (B, jagged), those that speak of response tokens: (B, RESPONSE), right-padded with zeros.
+
+    Row i is sequence `first` + i of the fixed batch. What is said of a token stands at the one before it. verl's own function for
+    this wants the whole batch in 0.7, where its trainer calls it after gathering.
+    """
+    import torch
+
+    rows = []
+    for row, sequence in zip(values.unbind(), models.LENGTHS[first:], strict=False):
+        length = sequence[1]
+        start = len(row) - length - 1
+        rows.append(torch.nn.functional.pad(row[start : start + length], (0, models.RESPONSE - length)))
+    return torch.stack(rows)
 
 
 def next_token(model: Any, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
