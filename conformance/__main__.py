@@ -34,7 +34,7 @@ from conformance.report.text import one_line
 from conformance.report.upgrade import BEGIN, END, upgrade_table
 from conformance.results import read_results
 from conformance.stack import find_mindspeed, require
-from conformance.stackfile import read_stack
+from conformance.stackfile import read_stack, require_stack
 
 PATH = click.Path(path_type=Path)
 INTERRUPTED = 4
@@ -153,6 +153,7 @@ def page_command(results: tuple[Path, ...], history: Path | None, out: Path) -> 
 def run_command(name: str, arguments: tuple[str, ...]) -> int:
     """`pytest conformance ARGUMENTS` with the MindSpeed of a stack. The exit code is pytest's."""
     stack = read_stack(name)
+    require_stack(stack)
     found = mindspeed_for(stack, ROOT / ".tox" / "mindspeed")
     click.echo(found.said, err=True)
     environment = {k: v for k, v in os.environ.items() if k != "MINDSPEED_HOME"}

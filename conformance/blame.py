@@ -75,6 +75,11 @@ def record_of(raised: Raised) -> UpstreamException:
     return UpstreamException(type=raised.type, message=first_line, frame=place, owner=owner_of(raised))
 
 
+def text_of(exception: UpstreamException) -> str:
+    """Type and message on one line; the type alone, with its place, where there is no message."""
+    return f"{exception.type}: {exception.message}" if exception.message else f"{exception.type} in {exception.frame}"
+
+
 def failure_of(report: JobReport, keys: Iterable[str]) -> tuple[Kind, str, UpstreamException | None]:
     """Outcome, one sentence, and the exception of a job that did not end well."""
     first = report.ranks[report.failed_first] if report.failed_first is not None else None
@@ -82,7 +87,7 @@ def failure_of(report: JobReport, keys: Iterable[str]) -> tuple[Kind, str, Upstr
         return "crash", report.reason, None
     exception = record_of(first.raised)
     kind = kind_of(first.raised, keys)
-    return kind, f"{exception.type}: {exception.message}", exception
+    return kind, text_of(exception), exception
 
 
 def short_path(file: str) -> str:

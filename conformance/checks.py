@@ -73,7 +73,8 @@ def how_to_run(row: Row) -> str:
 
 def _not_run(runner: Runner, row: Row, check: Check) -> _Conclusion | None:
     if check != "accepted" and not _runs(row, runner.backend.name):
-        return _Conclusion("not_run", "only MindSpeed has this; there is none here", how_to_run=how_to_run(row))
+        how = how_to_run(row)
+        return _Conclusion("not_run", f"only MindSpeed has this, and this run is plain: {how}", how_to_run=how)
     return None
 
 
@@ -93,7 +94,7 @@ def _accepted(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion
     kind = blame.kind_of(last, [s.key for s in row.spelling(variant).settings])
     outcome: Outcome = "error" if kind == "error" else "refused"
     exception = blame.record_of(last)
-    return _Conclusion(outcome, f"{exception.type}: {exception.message}", exception, forms=detail)
+    return _Conclusion(outcome, blame.text_of(exception), exception, forms=detail)
 
 
 def _question(row: Row, role: Role, variant: str) -> Question:
@@ -110,7 +111,7 @@ def _question(row: Row, role: Role, variant: str) -> Question:
 def _form_detail(form: FormResult) -> dict[str, Any]:
     if form.raised is not None:
         exception = blame.record_of(form.raised)
-        outcome, summary = "refused", f"{exception.type}: {exception.message}"
+        outcome, summary = "refused", blame.text_of(exception)
     elif form.missing:
         outcome, summary = "no_effect", f"reaches no engine: {', '.join(form.missing)}"
     else:
@@ -246,7 +247,7 @@ def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Preci
     if fault is not None:
         exception = blame.record_of(fault)
         kind = blame.kind_of(fault, ())
-        return _Conclusion(kind, f"exporting the weights: {exception.type}: {exception.message}", exception)
+        return _Conclusion(kind, f"exporting the weights: {blame.text_of(exception)}", exception)
     figures = parity.compare(
         parity.collect(results), baseline, truth, mask_of(row.model), row.parity, precision, scales_of(row.model)
     )
@@ -259,8 +260,8 @@ def _parity(runner: Runner, row: Row, role: Role, variant: str, precision: Preci
         worst = wrong[0]
         summary = f"{worst.quantity} differs by {worst.difference:.3g} (bound {worst.bound:.3g}), {worst.where}"
         return _Conclusion("fail", summary, **detail)
-    largest = figures[0]
-    return _Conclusion("pass", f"{largest.quantity} within {largest.difference:.3g}", **detail)
+    nearest = max(figures, key=parity.share)
+    return _Conclusion("pass", f"{nearest.quantity} within {nearest.difference:.3g}, bound {nearest.bound:.3g}", **detail)
 
 
 def _failed(report: JobReport, row: Row, variant: str) -> _Conclusion:

@@ -196,9 +196,11 @@ def _untold(combination: Combination) -> Iterator[tuple[str, str]]:
 
 def _tested(found: Sequence[Found], mindspeed: MindSpeed | None) -> Iterator[str]:
     """Whether it is the stack that this suite was tested with, and what else is known to be wrong with it."""
-    packages = tuple(Package(f.name, f.version) for f in found if f.version is not None)
+    branch = mindspeed.branch or "unknown" if mindspeed else ""
+    versions = [(f.name, branch if f.name == "mindspeed" and mindspeed else f.version) for f in found]
+    packages = tuple(Package(name, version) for name, version in versions if version is not None)
     off = [*untested(packages), *(f"{f.name} is missing" for f in found if f.version is None and f.name in NEEDED)]
-    yield "as this suite was tested" if not off else f"not as this suite was tested: {', '.join(off)}"
+    yield "these are the versions that this suite is tested with" if not off else f"this suite is not tested so: {', '.join(off)}"
     mismatch = core_mismatch(mindspeed) if mindspeed else None
     if mismatch:
         yield mismatch

@@ -12,16 +12,16 @@ def explanation(row: Row) -> list[str]:
     lines = [f"{row.id}: {row.title.en} ({row.name}, {row.title.zh})", f"implemented by {row.implemented_by}, {row.status}"]
     if row.topology.sizes():
         lines.append("needs " + ", ".join(f"{k}={v}" for k, v in row.topology.sizes().items()))
-    for note in (row.note, *(row.spelling(v).note for v in row.variant_names)):
-        if note:
-            lines.append(note.en)
+    if row.note:
+        lines.append(row.note.en)
     for variant in row.variant_names:
+        note = row.spelling(variant).note
         lines.append("")
-        lines.append("as documented:" if variant == "documented" else f"variant {variant}:")
+        lines.append(("as documented:" if variant == "documented" else f"variant {variant}:") + (f" {note.en}" if note else ""))
         for role in ROLES:
             own, inherited = role_overrides(row, variant, role)
             lines.append(f"  {role}:" + (" inherits the actor's" if inherited else ""))
-            lines += [f"    {shlex.quote(text)} \\" for text in own]
+            lines += " \\\n".join(f"    {shlex.quote(text)}" for text in own).splitlines()
     return [*lines, "", *HINTS]
 
 

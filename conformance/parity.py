@@ -161,7 +161,7 @@ def _figures(case: Numbers, baseline: Numbers, truth: Numbers, mask: torch.Tenso
     if kind == "identical" and case.grad_norm != baseline.grad_norm:
         rule = replace(rule, kind="reordered")
     copies = (replace(case, weights=weights) for weights in (case.weights, *case.other_weights))
-    figures.append(max((_weights(copy, baseline, truth, rule) for copy in copies), key=_excess))
+    figures.append(max((_weights(copy, baseline, truth, rule) for copy in copies), key=share))
     return figures
 
 
@@ -240,14 +240,15 @@ def _weights(case: Numbers, baseline: Numbers, truth: Numbers, rule: _Rule) -> F
         largest = float(sides.baseline.abs().max())
         relative = 2.0 * UNIT_ROUNDOFF[rule.precision] + step / max(largest, torch.finfo(torch.float32).tiny)
         figure = rule.judge("weights", sides, relative, _element_name(name))
-        if worst is None or _excess(figure) > _excess(worst):
+        if worst is None or share(figure) > share(worst):
             worst = figure
     if worst is None:
         raise ConformanceError("no weights to compare")
     return worst
 
 
-def _excess(figure: Figure) -> float:
+def share(figure: Figure) -> float:
+    """The difference as a share of its bound; infinite for NaN, and for any difference where none is allowed."""
     if math.isnan(figure.difference):
         return math.inf
     return figure.difference / figure.bound if figure.bound else figure.difference * math.inf if figure.difference else 0.0

@@ -76,8 +76,10 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "operator(family): the family of operators that the test is of")
-    if config.getoption("--hypothesis-profile", None):
-        profiles.register()
+    profile = config.getoption("--hypothesis-profile", None)
+    if profile:
+        with one_line():
+            profiles.register(profile)
     if not _is_wanted(config):
         return
     with one_line():

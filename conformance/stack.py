@@ -36,6 +36,8 @@ REPORTED = {
     "omegaconf": "omegaconf",
     "numpy": "numpy",
 }
+#: Distributions for which MindSpeed, the plain backend or the emulated NPU stand in.
+FORBIDDEN = ("triton", "apex", "transformer_engine", "flash_attn")
 #: Without these no case can run. torch_npu may be emulated, mindspeed replaced by the plain backend.
 NEEDED = ("torch", "verl", "megatron-core", "mbridge", "transformers", "tensordict", "hydra-core")
 
@@ -89,8 +91,10 @@ def installed(mindspeed: MindSpeed | None) -> tuple[Package, ...]:
 
 
 def untested(packages: tuple[Package, ...]) -> tuple[str, ...]:
-    """What differs from the stack that pins this verl, one line each."""
-    return _stack(packages).untested(packages)
+    """What differs from the stack that pins this verl, one line each, and what must not be installed beside it."""
+    beside = [name for name in FORBIDDEN if installed_version(name) is not None]
+    lines = [f"{name} is installed: the suite stands in for it, and is tested without" for name in beside]
+    return (*_stack(packages).untested(packages), *lines)
 
 
 def deviations(packages: tuple[Package, ...]) -> tuple[str, ...]:

@@ -86,6 +86,15 @@ def installed_version(name: str) -> str | None:
         return None
 
 
+def require_stack(stack: StackFile) -> None:
+    """UsageFault when what is installed is another stack: verl and megatron-core decide."""
+    for name in ("verl", "megatron-core"):
+        version, pin = installed_version(name), stack.pins.get(name)
+        if pin is not None and not satisfies(version, pin):
+            have = f"{name} {version}" if version else f"no {name}"
+            raise UsageFault(f"--stack {stack.name}: {have} is installed; right form: pip install -r stacks/{stack.name}.txt")
+
+
 def read_stack(name: str) -> StackFile:
     """Read and check a stack's file; UsageFault with the line for what is no requirement."""
     path = STACKS / f"{name}.txt"

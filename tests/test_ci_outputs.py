@@ -57,7 +57,7 @@ def test_what_is_not_expected() -> None:
 def test_the_shipped_reports_are_as_their_known_issues_say() -> None:
     """Also a check that the function finds what a run finds: these runs exited 0."""
     known = load_known(matrix=MATRIX)
-    for directory in ROOT.glob("reports/verl*"):
+    for directory in ROOT.glob("reports/verl0.9*"):
         assert list(unexpected(read_whole(directory), known)) == []
         assert list(unexpected(read_whole(directory), [])) != []
 
@@ -127,7 +127,7 @@ def test_the_properties_of_a_test() -> None:
         ([], "2 of 2 rows work (emulated NPU)", "brightgreen"),
         ([("tp", "actor", "crash")], "1 of 2 rows work (emulated NPU), 1 checks not as expected", "red"),
         ([("tp", "ref", "unsupported")], "2 of 2 rows work (emulated NPU)", "brightgreen"),
-        ([("tp", "ref", "not_run"), ("tp", "actor", "not_run")], "1 of 2 rows work (emulated NPU)", "brightgreen"),
+        ([("tp", "ref", "not_run"), ("tp", "actor", "not_run")], "1 of 2 rows work (emulated NPU)", "yellow"),
         ([("tp", "ref", "always_on")], "1 of 2 rows work (emulated NPU), 1 checks not as expected", "red"),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_summary_that_cannot_be_written_is_a_line_and_no_failure(tmp_path: Pat
 
 def test_the_example_policy_is_green_on_the_shipped_reports() -> None:
     policy = load_policy(EXAMPLES / "gate.toml", MATRIX)
-    for directory in ROOT.glob("reports/verl*"):
+    for directory in ROOT.glob("reports/verl0.9*"):
         results = read_whole(directory)
         found = judge(compare(results, results, MATRIX.rows), results, MATRIX.rows, policy, datetime.date(2026, 12, 1))
         assert found.red == ()

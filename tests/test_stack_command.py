@@ -109,7 +109,9 @@ def test_each_documented_combination_is_recognised_as_itself() -> None:
 
 
 def test_which_stack_the_suite_was_tested_with_is_said() -> None:
-    assert "not as this suite was tested: " in said()
+    assert "this suite is not tested so: " in said()
+    assert "the stack is tested with core_r0.16.0" not in said(MINDSPEED), "a commit beside the branch is no other branch"
+    assert "the stack is tested with core_r0.16.0" in said(replace(MINDSPEED, branch="master"))
     assert "verl is missing" in said(verl=None)
     assert "MindSpeed branch core_r0.12.0 is made for megatron-core 0.12.x" in said(replace(MINDSPEED, branch="core_r0.12.0"))
 

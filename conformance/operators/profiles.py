@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from conformance.errors import UsageFault
 from conformance.operators import COLLECTIVE, Family
 
 
@@ -26,12 +27,17 @@ CI = Profile(max_examples=150, derandomize=True)
 NIGHTLY = Profile(max_examples=5000, derandomize=False, database=True)
 
 
-def register() -> None:
-    """Make the names known to hypothesis, before its pytest plugin looks for the one that was asked for."""
+def register(wanted: str) -> None:
+    """Make the names known to hypothesis, before its pytest plugin looks for the wanted one; UsageFault if it knows no such."""
     from hypothesis import settings
+    from hypothesis.errors import InvalidArgument
 
     settings.register_profile("ci", max_examples=CI.max_examples, derandomize=True, database=None, deadline=None)
     settings.register_profile("nightly", max_examples=NIGHTLY.max_examples, deadline=None)
+    try:
+        settings.get_profile(wanted)
+    except InvalidArgument:
+        raise UsageFault(f"--hypothesis-profile {wanted}: no such profile; right form: ci or nightly") from None
 
 
 def chosen(name: str | None) -> Profile:

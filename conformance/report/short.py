@@ -24,7 +24,7 @@ def short_table(results: ResultSet, rows: Sequence[Row]) -> str:
     for row in view.rows:
         for variant in row.variant_names:
             keys = ", ".join(dict.fromkeys(s.key.rpartition(".")[2] for s in row.spelling(variant).settings))
-            companions = ", ".join(c.key.rpartition(".")[2] for c in row.spelling(variant).companions)
+            companions = ", ".join(dict.fromkeys(c.key.rpartition(".")[2] for c in row.spelling(variant).companions))
             name = escape(row.name) if variant == "documented" else f"↳ {variant}"
             verdicts = [verdict_text(view.conclusion(row, role), variant) for role in ROLES]
             written = code(keys) + (f" with {code(companions)}" if companions else "")
@@ -53,9 +53,12 @@ def run_line(results: ResultSet) -> str:
         for p in header.stack
         if p.name in ("verl", "megatron-core", "mindspeed", "torch")
     )
-    head = f"Backend {header.backend}, {words.devices[header.device]}, {escape(stack)}; float32 and bfloat16."
+    where = f"Backend {header.backend}, {words.devices[header.device]}, {escape(stack)}, route {header.route}"
+    head = f"{where}; {' and '.join(header.precisions)}."
     head += "".join(f" {words.untested}: {escape(line.rstrip('.'))}." for line in header.untested)
     head += "".join(f" {words.deviation}: {escape(line.rstrip('.'))}." for line in header.deviations)
+    if not header.complete_selection:
+        head = f"**{words.partial.format(rows=escape(', '.join(header.rows)))}** {head}"
     return head if results.complete else f"**{words.incomplete}** {head}"
 
 
