@@ -34,6 +34,7 @@ from conformance.report.text import one_line
 from conformance.report.upgrade import BEGIN, END, upgrade_table
 from conformance.results import read_results
 from conformance.stack import find_mindspeed, require
+from conformance.stackfile import names as stack_names
 from conformance.stackfile import read_stack, require_stack
 
 PATH = click.Path(path_type=Path)
@@ -152,6 +153,8 @@ def page_command(results: tuple[Path, ...], history: Path | None, out: Path) -> 
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run_command(name: str, arguments: tuple[str, ...]) -> int:
     """`pytest conformance ARGUMENTS` with the MindSpeed of a stack. The exit code is pytest's."""
+    if name not in stack_names():
+        raise UsageFault(f"--stack {name}: no such stack; right form: one of {', '.join(stack_names())}")
     stack = read_stack(name)
     require_stack(stack)
     found = mindspeed_for(stack, ROOT / ".tox" / "mindspeed")

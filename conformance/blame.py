@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
@@ -78,6 +79,12 @@ def record_of(raised: Raised) -> UpstreamException:
 def text_of(exception: UpstreamException) -> str:
     """Type and message on one line; the type alone, with its place, where there is no message."""
     return f"{exception.type}: {exception.message}" if exception.message else f"{exception.type} in {exception.frame}"
+
+
+def place_of(error: BaseException) -> str:
+    """The innermost frame of an exception of this process: file, line, function."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{short_path(frame.filename)}:{frame.lineno} {frame.name}"
 
 
 def failure_of(report: JobReport, keys: Iterable[str]) -> tuple[Kind, str, UpstreamException | None]:

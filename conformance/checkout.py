@@ -37,8 +37,8 @@ def mindspeed_for(stack: StackFile, cache: Path, environment: Mapping[str, str] 
     address, branch = stack.mindspeed
     named = environment.get("MINDSPEED_HOME")
     found = find_mindspeed(dict(environment)) if named else None
-    if found is not None and found.branch in (branch, None):
-        return Checkout(found.home, f"MindSpeed: {found.branch or 'branch unknown'}, as MINDSPEED_HOME has it")
+    if found is not None and (found.branch == branch or found.commit is None):
+        return Checkout(found.home, f"MindSpeed: {found.branch or 'no git checkout, branch unknown'}, as MINDSPEED_HOME has it")
     kept = cache / branch
     if (kept / _MARK).is_file():
         return Checkout(kept, f"MindSpeed: {branch}, fetched before into {kept}")

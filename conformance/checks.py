@@ -34,8 +34,9 @@ def run_check(runner: Runner, row: Row, role: Role, variant: str, check: Check, 
         conclusion = _not_run(runner, row, check) or bodies[check](*arguments)
     except UsageFault:
         raise
-    except ConformanceError as fault:
-        conclusion = _Conclusion("error", f"{type(fault).__name__}: {fault}".splitlines()[0])
+    except Exception as fault:  # whatever it is, it is ours, and this check has a record that says so
+        place = "" if isinstance(fault, ConformanceError) else f" ({blame.place_of(fault)})"
+        conclusion = _Conclusion("error", f"{type(fault).__name__}: {fault}".splitlines()[0] + place)
     record = CheckRecord(
         row.id, role, variant, check, precision, conclusion.outcome, conclusion.summary, conclusion.exception, conclusion.detail
     )  # fmt: skip
@@ -158,14 +159,16 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
 def _judged_in(runner: Runner, row: Row, role: Role, variant: str) -> Precision:
     """The first of the row's precisions in which the run with the key on ends well; the first of all if it does in none.
 
-    float32 is this suite's choice, for it finds faults: verl's users cannot have it. What fails in it alone is judged as they run
-    it.
+    float32 is this suite's choice, for it finds faults: verl's users cannot have it. What upstream raises in it alone is judged
+    as they run it. A rank that dies or hangs is no such thing, whatever the precision.
     """
-
-    def ends_well(precision: Precision) -> bool:
-        return runner.step(cases_of(row, role, variant, "parity", precision, runner.backend.name)[0]).ok
-
-    return next((p for p in row.precisions if ends_well(p)), row.precisions[0])
+    for precision in row.precisions:
+        report = runner.step(cases_of(row, role, variant, "parity", precision, runner.backend.name)[0])
+        if report.ok:
+            return precision
+        if report.status != "raised" or blame.failure_of(report, ())[0] == "error":
+            break
+    return row.precisions[0]
 
 
 def cases_of(row: Row, role: Role, variant: str, check: Check, precision: Precision, backend: BackendName) -> tuple[Case, ...]:

@@ -64,26 +64,23 @@ def compose(overrides: Sequence[str]) -> Any:
     A composition takes Hydra 0.3 s, nearly all of it for verl's 27 files; the overrides are the last, small part. The files
     are composed once (by the warm server, see `backend.preload`), and the overrides applied to a copy by the function with
     which Hydra itself ends a composition. `tests/test_config.py` compares both ways. What names a config group takes the
-    long way, since it changes the list of files.
+    long way, since it changes the list of files, and so does what Hydra refuses or keeps for itself.
     """
     from hydra._internal.config_loader_impl import ConfigLoaderImpl
     from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import ConfigCompositionException
-    from omegaconf.errors import OmegaConfBaseException
 
     if not all(_VALUE.match(text) for text in overrides):
         return compose_from_files(overrides)
-    config = pickle.loads(_megatron_defaults())
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    try:
-        ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
-    except OmegaConfBaseException as error:
-        raise ConfigCompositionException().with_traceback(error.__traceback__) from error  # as Hydra's load_configuration
+    if any(override.is_sweep_override() for override in parsed):
+        return compose_from_files(overrides)
+    config = pickle.loads(_megatron_defaults())
+    ConfigLoaderImpl._apply_overrides_to_config(parsed, config)
     return config
 
 
-#: A value of a key somewhere below the root: no config group, whose override has no dot, or `@`, or `/`.
-_VALUE = re.compile(r"[+~]*\w+(\.\w+)+(=|$)")
+#: A value of a key somewhere below the root: no config group, whose override has no dot, or `@`, or `/`; nothing of Hydra's own.
+_VALUE = re.compile(r"[+~]*(?!hydra\.)\w+(\.\w+)+(=|$)")
 
 
 def compose_from_files(overrides: Sequence[str]) -> Any:

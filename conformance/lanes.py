@@ -26,7 +26,12 @@ class Lanes:
     def start(self) -> object:
         """Start all servers, at the same time, and return what the first one's preload returned. Raises ServerFault."""
         with ThreadPoolExecutor(len(self._servers)) as pool:
-            values = list(pool.map(RankServer.start, self._servers))
+            try:
+                values = list(pool.map(RankServer.start, self._servers))
+            except BaseException:  # also Ctrl-C: the others need not come to their end
+                for server in self._servers:
+                    server.interrupt()
+                raise
         for thread in self._threads:
             thread.start()
         return values[0]

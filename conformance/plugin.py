@@ -22,7 +22,7 @@ from conformance import ci, known, matrix, models, npu, releases, stack
 from conformance.backend import BackendSpec, Imported
 from conformance.checks import cases_of, watched
 from conformance.errors import UsageFault
-from conformance.operators import Family, profiles
+from conformance.operators import FAMILIES, Family, profiles
 from conformance.operators.record import run_family
 from conformance.publish import publish, published, write_tables
 from conformance.results import (
@@ -40,6 +40,7 @@ from conformance.results import (
     read_results,
 )
 from conformance.runner import Case, Runner
+from conformance.whole import is_narrowed, is_whole, total_checks
 
 HERE = Path(__file__).resolve().parent
 #: Of the checkout that this is; of an installed package, those of the directory where pytest runs.
@@ -175,11 +176,16 @@ class Session:
         if reporter is not None:
             reporter.showfspath = False  # a line per check says more than a file name and dots
 
+    @property
+    def families(self) -> frozenset[Family]:
+        """The families of operators that the run is to test."""
+        if len(self.rows) == len(self.matrix.rows) and not self.is_own_matrix:
+            return frozenset(FAMILIES)
+        return frozenset(family for row in self.rows for family in row.operators)
+
     def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
         """With `--row` or another matrix, only the operators that a chosen row rests on."""
-        wanted = {family for row in self.rows for family in row.operators}
-        everything = len(self.rows) == len(self.matrix.rows) and not self.is_own_matrix
-        left_out = [item for item in items if not everything and family_of(item) not in {None, *wanted}]
+        left_out = [item for item in items if family_of(item) not in {None, *self.families}]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
 
@@ -269,7 +275,10 @@ class Session:
         cut_short = bool(session.shouldfail or session.shouldstop)
         ended_well = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED) and not cut_short
         with one_line():
-            if ended_well:
+            results_so_far = read_results(self.directory)
+            # What was asked for everything and lacks a part is not complete.
+            lacking = results_so_far.header.complete_selection and not is_whole(results_so_far, self.rows, self.families)
+            if ended_well and not lacking:
                 self.writer.finish(_now(), round(time.monotonic() - self.began, 1))
             results = read_results(self.directory)
             write_tables(results, self.matrix.rows, self.directory)
@@ -314,20 +323,8 @@ def header_of(session: Session, imported: Imported) -> Header:
         untested=stack.untested(imported.packages),
         deviations=stack.deviations(imported.packages),
         route=session.route,
-        complete_selection=len(session.rows) == len(session.matrix.rows) and not _is_narrowed(session.config),
+        complete_selection=len(session.rows) == len(session.matrix.rows) and not is_narrowed(session.config),
     )
-
-
-def _is_narrowed(config: pytest.Config) -> bool:
-    """Whether some of the rows' tests were left out on the command line."""
-    option = config.option
-    narrowing = (option.keyword, option.markexpr, option.deselect, getattr(option, "lf", False))
-    return any(narrowing) or any("::" in str(argument) for argument in config.args)
-
-
-def total_checks(rows: tuple[matrix.Row, ...]) -> int:
-    """Checks of these rows: accepted, engaged and parity in each precision, per role and spelling."""
-    return sum(len(row.variant_names) for row in rows) * len(matrix.ROLES) * (2 + len(PRECISIONS))
 
 
 def _relative(path: Path) -> str:

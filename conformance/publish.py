@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -32,12 +33,15 @@ def write_tables(results: ResultSet, rows: Sequence[Row], directory: Path) -> No
 def publish(run: Path, reports: Path, results: ResultSet) -> Path:
     """Replace `reports/<stack>/` by this run, each file whole: readers see the old one or the new one."""
     target = reports / stack_name(results)
+    names = (FILE_NAME, *TABLES.values())
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name in (FILE_NAME, *TABLES.values()):
-            fresh = target / f".{name}.new"
-            shutil.copyfile(run / name, fresh)
-            os.replace(fresh, target / name)
+        # All copies are whole before the first takes its place, and two runs that end at once have each their own.
+        with tempfile.TemporaryDirectory(dir=reports, prefix=".publishing-") as fresh:
+            for name in names:
+                shutil.copyfile(run / name, Path(fresh) / name)
+            for name in names:
+                os.replace(Path(fresh) / name, target / name)
     except OSError as fault:
         raise UsageFault(f"{target}: cannot publish the results: {fault.strerror}") from None
     return target
@@ -53,8 +57,8 @@ def published(reports: Path, results: ResultSet) -> ResultSet | None:
 
 
 def stack_name(results: ResultSet) -> str:
-    """E.g. `verl0.9.1-core0.16.1-plain-emulated`."""
+    """E.g. `verl0.9.1-core0.16.1-plain-emulated`. An untested combination never takes the place of the tested one."""
     versions = results.header.versions()
     header = results.header
-    route = "" if header.route == "engine" else f"-{header.route}"
+    route = ("" if header.route == "engine" else f"-{header.route}") + ("-untested" if header.untested else "")
     return f"verl{versions.get('verl')}-core{versions.get('megatron-core')}-{header.backend}-{header.device}{route}"

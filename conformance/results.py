@@ -265,6 +265,8 @@ def read_results(path: Path) -> ResultSet:
     A last line without an end is what a killed run leaves: it is dropped, and the set is incomplete.
     """
     path = _file_of(path) if path.is_dir() else path
+    if path.exists() and not path.is_file():  # a pipe would never end
+        raise UsageFault(f"{path}: not a file; right form: the results of one run")
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -306,6 +308,7 @@ def _assemble(path: Path, lines: list[Header | CheckRecord | OperatorRecord | Fo
     footer = lines[-1] if isinstance(lines[-1], Footer) else None
     checks: dict[tuple[str, str, str, str, str | None], CheckRecord] = {}
     operators: dict[str, OperatorRecord] = {}
+    rows = frozenset(header.rows)
     for number, line in enumerate(lines[1 : -1 if footer else None], 2):
         if isinstance(line, OperatorRecord):
             if line.family in operators:
@@ -314,7 +317,7 @@ def _assemble(path: Path, lines: list[Header | CheckRecord | OperatorRecord | Fo
             continue
         if not isinstance(line, CheckRecord):
             raise UsageFault(f"{path}:{number}: a {line.kind} among the checks; right form: one header, one footer")
-        if line.row not in header.rows:
+        if line.row not in rows:
             raise UsageFault(f"{path}:{number}: row {line.row[:60]!r} is not among the header's rows")
         if line.name in checks:
             raise UsageFault(f"{path}:{number}: a second record of one check; right form: each check once")

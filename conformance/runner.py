@@ -192,8 +192,13 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             own = tuple(f"{family}." for family in extensions.entry_points(extensions.PROBES))
             watch = {key: tuple(fact for fact in facts if fact.startswith(own)) for key, facts in self._watch.items()}
             plain = replace(self.backend, name="plain", mindspeed=None)
-            self._without_mindspeed = Runner(plain, watch, route=self.route, step_target=self._step_target)
-            self._without_mindspeed.start()
+            started = Runner(plain, watch, route=self.route, step_target=self._step_target)
+            try:
+                started.start()
+            except BaseException:
+                started.close()
+                raise
+            self._without_mindspeed = started
         return self._without_mindspeed
 
     def close(self) -> None:

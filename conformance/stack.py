@@ -99,7 +99,7 @@ def untested(packages: tuple[Package, ...]) -> tuple[str, ...]:
 
 def deviations(packages: tuple[Package, ...]) -> tuple[str, ...]:
     """What the stack that pins this verl declares to differ from the documented one, and why."""
-    return _stack(packages).deviations
+    return _stack(packages).declared(packages)
 
 
 def _stack(packages: tuple[Package, ...]) -> StackFile:
@@ -144,7 +144,7 @@ def _short(file: str | None) -> str | None:
 
 
 def _git(root: Path) -> tuple[str | None, str | None]:
-    """(branch, short commit) of a checkout; the branch is `-` detached when git names none."""
+    """(branch, short commit) of a checkout; None where git names none."""
 
     def ask(*arguments: str) -> str | None:
         try:
@@ -157,4 +157,8 @@ def _git(root: Path) -> tuple[str | None, str | None]:
     if top is None or Path(top).resolve() != root.resolve():
         return None, None  # no checkout of its own: it lies inside somebody else's, such as a venv in a project
     branch = ask("rev-parse", "--abbrev-ref", "HEAD")
-    return (None if branch == "HEAD" else branch), ask("rev-parse", "--short=12", "HEAD")
+    if branch == "HEAD":  # detached, as CI checks out: a branch at the same commit names it
+        listed = ask("for-each-ref", "--points-at", "HEAD", "--format=%(refname:short)", "refs/heads", "refs/remotes") or ""
+        names = sorted({name.removeprefix("origin/") for name in listed.split()} - {"origin", "HEAD"})
+        branch = next((name for name in names if "core_r" in name), names[0] if names else None)
+    return branch, ask("rev-parse", "--short=12", "HEAD")

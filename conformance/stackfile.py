@@ -1,7 +1,7 @@
 """The stacks that this suite is tested with: `stacks/<name>.txt`, a requirements file with two kinds of comments that are read.
 
     # mindspeed: <address of a git repository> <branch>
-    # deviation: <what differs from the documented stack, and why>
+    # deviation[torch>=2.12]: <what differs from the documented stack, and why; for the versions that the brackets name>
 
 A stack is known by its verl pin. A deviation holds for its stack alone, and is shown in the header of every run and report.
 """
@@ -31,18 +31,31 @@ _SUITE = "suite"
 
 
 @dataclass(frozen=True)
+class Deviation:
+    """A deviation, and the versions that it is of; None: of all."""
+
+    of: Requirement | None
+    text: str
+
+
+@dataclass(frozen=True)
 class StackFile:
     """One file as read. `pins`: canonical name -> requirement. `mindspeed`: address and branch."""
 
     name: str
     pins: dict[str, Requirement]
     mindspeed: tuple[str, str] | None
-    deviations: tuple[str, ...]
+    deviations: tuple[Deviation, ...]
 
     @cached_property
     def branch(self) -> str | None:
         """The MindSpeed branch that the stack is for."""
         return self.mindspeed[1] if self.mindspeed else None
+
+    def declared(self, packages: Iterable[Package]) -> tuple[str, ...]:
+        """What deviates from the documented stack in these versions, and why."""
+        have = {canonicalize_name(p.name): p.version for p in packages}
+        return tuple(d.text for d in self.deviations if d.of is None or satisfies(have.get(canonicalize_name(d.of.name)), d.of))
 
     def untested(self, packages: Iterable[Package]) -> tuple[str, ...]:
         """What differs from the stack, one line each; such a combination is run, and said to be untested."""
@@ -109,20 +122,24 @@ def read_stack(name: str) -> StackFile:
     deviations = []
     for number, line in enumerate(lines, 1):
         where = f"stacks/{path.name}:{number}"
-        said = re.fullmatch(r"#\s*(mindspeed|deviation):\s*(.*)", line.strip())
+        said = re.fullmatch(r"#\s*(mindspeed|deviation)(?:\[(.*?)\])?:\s*(.*)", line.strip())
         if said and said[1] == "mindspeed":
-            parts = said[2].split()
+            parts = said[3].split()
             if len(parts) != 2:
-                raise UsageFault(f"{where}: {said[2]!r} is no source; right form: mindspeed: ADDRESS BRANCH")
+                raise UsageFault(f"{where}: {said[3]!r} is no source; right form: mindspeed: ADDRESS BRANCH")
             mindspeed = (parts[0], parts[1])
         elif said:
-            deviations.append(said[2])
+            deviations.append(Deviation(_requirement(said[2], where) if said[2] else None, said[3]))
         text = line.partition("#")[0].strip()
         if not text or text.startswith("-"):
             continue
-        try:
-            requirement = Requirement(text)
-        except InvalidRequirement:
-            raise UsageFault(f"{where}: {text!r} is no requirement; right form: name==version") from None
+        requirement = _requirement(text, where)
         pins[canonicalize_name(requirement.name)] = requirement
     return StackFile(name, pins, mindspeed, tuple(deviations))
+
+
+def _requirement(text: str, where: str) -> Requirement:
+    try:
+        return Requirement(text)
+    except InvalidRequirement:
+        raise UsageFault(f"{where}: {text!r} is no requirement; right form: name==version") from None

@@ -150,7 +150,9 @@ def display(path: Path) -> str:
 
 
 def read_bounded(path: Path, name: str, limit: int) -> bytes:
-    """The whole file; UsageFault when it is larger than `limit` bytes. OSError as it comes."""
+    """The whole file; UsageFault when it is larger than `limit` bytes, or a pipe, which would never end. OSError as it comes."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise UsageFault(f"{name}: not a file; right form: one small file")
     with path.open("rb") as file:
         raw = file.read(limit + 1)
     if len(raw) > limit:

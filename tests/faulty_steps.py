@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -245,3 +246,10 @@ def run_float32_refused(spec: StepSpec, context: RankContext) -> StepResult:
 def run_all_refused(spec: StepSpec, context: RankContext) -> StepResult:
     """More than one rank works in no precision."""
     return step.run(_refused(spec) if spec.world_size > 1 else spec, context)
+
+
+def run_float32_dies(spec: StepSpec, context: RankContext) -> StepResult:
+    """More than one rank dies in float32: that is no refusal of float32."""
+    if spec.world_size > 1 and spec.precision == "float32":
+        os._exit(3)
+    return step.run(spec, context)

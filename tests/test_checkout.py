@@ -90,3 +90,11 @@ def test_a_stack_without_mindspeed(tmp_path: Path) -> None:
 def test_a_mindspeed_home_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match="no MindSpeed source there"):
         mindspeed_for(stack("nowhere", "new"), tmp_path / "cache", {"MINDSPEED_HOME": str(tmp_path)})
+
+
+def test_a_detached_checkout_of_another_commit_is_not_taken(upstream: Path, tmp_path: Path) -> None:
+    git(upstream, "checkout", "--detach", "old")
+    git(upstream, "commit", "--allow-empty", "-m", "somewhere else")
+    found = mindspeed_for(stack("nowhere", "new"), tmp_path / "cache", {"MINDSPEED_HOME": str(upstream)})
+    assert branch_in(found.home) == "new"
+    assert found.home != upstream

@@ -5,10 +5,8 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
@@ -92,17 +90,12 @@ def test_an_interruption_is_4(
     assert capsys.readouterr().err == "error: interrupted\n"
 
 
-def test_control_c_is_4(tmp_path: Path, good: Path) -> None:
+def test_a_pipe_is_no_results_and_does_not_hang(tmp_path: Path, good: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    command = [sys.executable, "-m", "conformance", "diff", str(pipe), str(good)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with pipe.open("w"):  # from here on it reads, and waits for more
-        time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
-        _out, error = process.communicate(timeout=60)
-    assert process.returncode == 4, error
-    assert error == "error: interrupted\n"
+    done = run("diff", str(pipe), str(good))
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "not a file" in done.stderr
 
 
 def test_a_reader_that_went_away_is_no_traceback(good: Path, crashed: Path) -> None:
@@ -261,3 +254,10 @@ def test_the_console_script_is_this_function() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     entry = importlib.metadata.EntryPoint("conformance", project["scripts"]["conformance"], "console_scripts")
     assert entry.load() is __main__.run
+
+
+def test_run_wants_a_stack_that_there_is_and_that_is_installed() -> None:
+    for name in ("suite", "nope", "verl070-mcore012"):
+        done = run("run", "--stack", name)
+        assert (done.returncode, done.stderr.count("\n"), done.stdout) == (2, 1, ""), done
+        assert f"--stack {name}: " in done.stderr

@@ -47,6 +47,8 @@ BAD = [
     [f"{ACTOR}.optim.lr.more=1"],
     [f"~{ACTOR}.no_such_key"],
     ["no_such_group=1"],
+    [f"{ACTOR}.optim.lr=1,2"],
+    [f"{ACTOR}.optim.lr=range(1,3)"],
     ["actor@actor_rollout_ref.actor=no_such_file"],
 ]
 
@@ -62,6 +64,11 @@ def test_a_copy_each() -> None:
     key = f"{ACTOR}.megatron.tensor_model_parallel_size"
     assert config.compose([f"{key}=2"]).actor_rollout_ref.actor.megatron.tensor_model_parallel_size == 2
     assert config.compose([f"{ACTOR}.optim.lr=1"]).actor_rollout_ref.actor.megatron.tensor_model_parallel_size == 1
+
+
+@pytest.mark.parametrize("own", ["hydra.job.name=x", "+hydra.foo.x=1"])
+def test_what_is_hydra_s_own_comes_to_the_same(own: str) -> None:
+    assert outcome(config.compose, [own]) == outcome(long_way, [own])
 
 
 def test_a_config_group_takes_the_long_way() -> None:

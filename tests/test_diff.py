@@ -196,9 +196,15 @@ def test_packages_that_moved() -> None:
 
 
 def test_what_makes_two_sets_hard_to_compare_is_said() -> None:
-    other = result_set(device="npu", backend="plain", matrix_sha256="1" * 64)
+    other = result_set(device="npu", backend="plain", route="worker", matrix_sha256="1" * 64)
     notes = "\n".join(changed(other).notes)
-    for words in ("the matrices differ", "the devices differ: emulated and npu", "the backends differ: mindspeed and plain"):
+    routes = "the ways through verl differ: engine and worker"
+    for words in (
+        routes,
+        "the matrices differ",
+        "the devices differ: emulated and npu",
+        "the backends differ: mindspeed and plain",
+    ):
         assert words in notes
         assert words in to_terminal(changed(other))
     strange = [replace(r, row="abc") for r in checks_of(MATRIX["tp"])]

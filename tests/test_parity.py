@@ -328,3 +328,21 @@ def test_ranks_are_put_together_in_the_order_of_their_data() -> None:
 def test_missing_or_doubled_slices_are_our_error(ranks: list[int]) -> None:
     with pytest.raises(ConformanceError, match="data-parallel ranks"):
         collect([result(i, dp, -1.0) for i, dp in enumerate(ranks)])
+
+
+def test_a_grad_norm_that_differs_on_one_rank_is_the_one_compared() -> None:
+    def result(rank: int, norm: float) -> StepResult:
+        numbers = torch.zeros(1, COLUMNS)
+        return StepResult(rank, rank, numbers, numbers, 0.0, norm, None, {})
+
+    assert collect([result(0, 1.0), result(1, 1.0)]).grad_norm == 1.0
+    assert collect([result(0, 1.0), result(1, 2.0)]).grad_norm == 2.0
+
+
+def test_an_export_that_differs_on_one_rank_is_kept() -> None:
+    def result(rank: int, value: float) -> StepResult:
+        numbers = torch.zeros(1, COLUMNS)
+        return StepResult(rank, rank, numbers, numbers, 0.0, 1.0, {PARAMETER: torch.full((2,), value)}, {})
+
+    assert collect([result(0, 1.0), result(1, 1.0)]).other_weights == ()
+    assert len(collect([result(0, 1.0), result(1, 2.0)]).other_weights) == 1

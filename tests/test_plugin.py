@@ -6,13 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from conformance.matrix import load_matrix
-from conformance.plugin import _is_narrowed
 from conformance.results import read_results
+from conformance.whole import is_narrowed, is_whole
 
 pytest_plugins = ["pytester"]
 
@@ -60,6 +61,10 @@ def one_line(done: subprocess.CompletedProcess[str], *words: str) -> None:
 
 def test_unknown_row() -> None:
     one_line(run("--row", "nope", "--collect-only"), "--row nope", "no such row", "tp, pp, ep")
+
+
+def test_unknown_hypothesis_profile() -> None:
+    one_line(run("--collect-only", "--hypothesis-profile", "nope"), "--hypothesis-profile nope", "right form: ci or nightly")
 
 
 def test_mindspeed_home_that_is_none(tmp_path: Path) -> None:
@@ -143,10 +148,23 @@ def test_a_run_cut_short_is_not_complete(tmp_path: Path) -> None:
         (["-m", "operator"], True),
         (["--deselect", "conformance/test_matrix.py::test_parity"], True),
         (["conformance/test_matrix.py::test_parity"], True),
+        ([str(ROOT / "conformance" / "test_operators.py")], True),
+        ([str(ROOT / "conformance")], False),
+        (["--lf"], True),
+        (["--ignore", "conformance/test_operators.py"], True),
     ],
 )
 def test_what_leaves_tests_out(pytester: pytest.Pytester, arguments: list[str], narrowed: bool) -> None:
-    assert _is_narrowed(pytester.parseconfig(*arguments)) is narrowed
+    assert is_narrowed(pytester.parseconfig(*arguments)) is narrowed
+
+
+def test_a_set_that_lacks_a_record_is_not_whole() -> None:
+    results = read_results(ROOT / "reports" / "verl0.9.1-core0.16.1-mindspeed-emulated")
+    rows, families = load_matrix().rows, {record.family for record in results.operators}
+    assert families
+    assert is_whole(results, rows, families)
+    assert not is_whole(replace(results, checks=results.checks[1:]), rows, families)
+    assert not is_whole(replace(results, operators=results.operators[1:]), rows, families)
 
 
 def explain(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -259,3 +260,9 @@ def test_a_reports_directory_with_one_published_run(tmp_path: Path) -> None:
     write(tmp_path / "reports" / "other")
     with pytest.raises(UsageFault, match="several stacks; right form: one of other, stack"):
         read_results(tmp_path / "reports")
+
+
+def test_a_pipe_is_no_results(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "results.jsonl")
+    with pytest.raises(UsageFault, match="not a file; right form"):
+        read_results(tmp_path)

@@ -108,6 +108,22 @@ def test_installed_mindspeed_is_found_and_a_placeholder_of_its_name_is_not(
     assert find_mindspeed({}) is None
 
 
+def test_a_detached_checkout_is_named_by_a_branch_at_its_commit(tmp_path: Path) -> None:
+    root = make_mindspeed(tmp_path / "clone")
+    git(root, "init", "--initial-branch", "2.3.0_core_r0.12.1")
+    git(root, "add", ".")
+    git(root, "commit", "-m", "one")
+    git(root, "branch", "another")
+    git(root, "checkout", "--detach")
+    found = find_mindspeed({"MINDSPEED_HOME": str(root)})
+    assert found is not None
+    assert found.branch == "2.3.0_core_r0.12.1"
+    git(root, "commit", "--allow-empty", "-m", "two")
+    found = find_mindspeed({"MINDSPEED_HOME": str(root)})
+    assert found is not None
+    assert found.branch is None
+
+
 @pytest.mark.parametrize(
     ("branch", "series"),
     [("core_r0.16.0", "0.16"), ("2.3.0_core_r0.12.1", "0.12"), ("master", None), (None, None), ("core_r16", None)],

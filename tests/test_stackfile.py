@@ -11,7 +11,7 @@ from conformance import stackfile
 from conformance.errors import UsageFault
 from conformance.results import Package
 from conformance.stack import NEEDED, REPORTED
-from conformance.stackfile import DEFAULT_STACK, STACKS, read_stack, stack_of
+from conformance.stackfile import DEFAULT_STACK, STACKS, read_stack, require_stack, stack_of
 
 Write = Callable[[str, str], None]
 
@@ -54,7 +54,7 @@ def test_the_comments_that_are_read(write: Write) -> None:
     )
     stack = read_stack("a")
     assert stack.mindspeed == ("https://x.org/m.git", "core_r1")
-    assert stack.deviations == ("torch 2 for 1: why", "more")
+    assert stack.declared(()) == ("torch 2 for 1: why", "more")
 
 
 @pytest.mark.parametrize("text", ["verl=0.9.1", "verl==", "==1", "../verl"])
@@ -106,3 +106,32 @@ def test_what_is_untested(write: Write) -> None:
         "torch unknown (the stack pins ==2.13.0)",
         "MindSpeed branch master (the stack is tested with core_r0.16.0)",
     )
+
+
+def test_another_stack_than_installed_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    write("s", "verl==0.7.0\nmegatron-core==0.12.1\n")
+    for versions, word in (({}, "no verl"), ({"verl": "0.9.1"}, "verl 0.9.1"), ({"verl": "0.7.0"}, "no megatron-core")):
+        monkeypatch.setattr(stackfile, "installed_version", versions.get)
+        with pytest.raises(UsageFault, match=rf"--stack s: {word} is installed; right form: pip install -r stacks/s\.txt"):
+            require_stack(read_stack("s"))
+    monkeypatch.setattr(stackfile, "installed_version", {"verl": "0.7.0", "megatron-core": "0.12.1"}.get)
+    require_stack(read_stack("s"))
+
+
+def test_what_must_not_be_beside_the_stack_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    from conformance import stack
+
+    monkeypatch.setattr(stack, "installed_version", lambda name: "3.7.1" if name == "triton" else None)
+    assert stack.untested(()) == ("triton is installed: the suite stands in for it, and is tested without",)
+    monkeypatch.setattr(stack, "installed_version", lambda _name: None)
+    assert stack.untested(()) == ()
+
+
+def test_a_deviation_holds_for_the_versions_that_it_names(write: Write) -> None:
+    write("s", "# deviation[torch>=2.12]: why\nverl==0.7.0\n")
+    stack = read_stack("s")
+    assert stack.declared([Package("torch", "2.13.0+cpu")]) == ("why",)
+    assert stack.declared([Package("torch", "2.8.0")]) == ()
+    write("broken", "# deviation[torch>>2]: why\n")
+    with pytest.raises(UsageFault, match=r"stacks/broken\.txt:1: 'torch>>2' is no requirement"):
+        read_stack("broken")

@@ -180,3 +180,20 @@ def test_what_fails_in_every_precision_fails(runner: FaultyRunner) -> None:
     records = [run_check(runner, ROWS["tp"], "actor", "documented", "parity", p) for p in precisions]
     records.append(runner.check("tp", "engaged"))
     assert [r.outcome for r in records] == ["crash"] * 3 or [r.outcome for r in records] == ["refused"] * 3, records
+
+
+def test_a_rank_that_dies_in_float32_is_a_crash(runner: FaultyRunner) -> None:
+    runner.plant("float32_dies")
+    assert runner.check("tp", "parity").outcome == "crash"
+    assert runner.check("tp", "engaged").outcome == "crash"
+
+
+def test_an_exception_of_ours_is_a_record_of_ours(runner: FaultyRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_arguments: object) -> list[parity.Figure]:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(parity, "compare", broken)
+    record = runner.check("pp", "parity")
+    assert record.outcome == "error"
+    assert "KeyError" in record.summary
+    assert "broken" in record.summary, "with its place"

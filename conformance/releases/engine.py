@@ -191,8 +191,8 @@ def responses(values: torch.Tensor, first: int) -> torch.Tensor:
     import torch
 
     rows = []
-    for row, sequence in zip(values.unbind(), models.LENGTHS[first:], strict=False):
-        length = sequence[1]
+    given = values.unbind()
+    for row, (_prompt, length) in zip(given, models.LENGTHS[first : first + len(given)], strict=True):
         start = len(row) - length - 1
         rows.append(torch.nn.functional.pad(row[start : start + length], (0, models.RESPONSE - length)))
     return torch.stack(rows)

@@ -6,9 +6,12 @@ megatron-core 0.12 has: each of its forward passes fails (`docs/mindspeed-branch
 
 from __future__ import annotations
 
+import sys
 import types
 from copy import deepcopy
 from typing import Any
+
+from packaging.version import Version
 
 from conformance.matrix import Role
 from conformance.releases import EngineConfigs, Release, Way, engine, worker
@@ -66,6 +69,9 @@ def _prepare() -> None:
     """
     import torch
     from torch.distributed import distributed_c10d
+
+    if Version(torch.__version__) < Version("2.12") or "mindspeed.megatron_adaptor" not in sys.modules:
+        return
 
     class View(types.ModuleType):
         def __init__(self, of: types.ModuleType, **own: Any) -> None:
