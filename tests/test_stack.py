@@ -76,10 +76,6 @@ def test_checkout_tells_branch_commit_and_core_series(tmp_path: Path) -> None:
     assert (found.home, found.branch, found.core_series) == (home.resolve(), "core_r0.16.0", "0.16")
     assert found.commit is not None
     assert len(found.commit) == 12
-    git(home, "checkout", "--detach")
-    detached = find_mindspeed({"MINDSPEED_HOME": str(home)})
-    assert detached is not None
-    assert (detached.branch, detached.commit, detached.core_series) == (None, found.commit, None)
 
 
 def test_source_that_is_no_checkout_of_its_own_has_no_branch(tmp_path: Path) -> None:
