@@ -1,4 +1,4 @@
-"""verl 0.9: the engine is the only way. Flow: `verl/workers/engine_workers.py` of 0.9.1."""
+"""verl 0.8 and 0.9: the engine is the only way. Flow: `verl/workers/engine_workers.py` of 0.9.1."""
 
 from __future__ import annotations
 
