@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,38 @@ class EngineDriver:
         found = self.engine.get_per_tensor_param()
         tensors = found[0] if isinstance(found, tuple) else found
         return {name: tensor.detach().cpu().clone() for name, tensor in tensors}
+
+
+def engine_configs(config: Any, role: Role) -> EngineConfigs:
+    """verl's dataclasses as `ActorRolloutRefWorker.init_model` makes them (`verl/workers/engine_workers.py`, since 0.7)."""
+    from omegaconf import open_dict
+    from verl.utils.config import omega_conf_to_dataclass
+
+    arr = deepcopy(config.actor_rollout_ref)
+    model = omega_conf_to_dataclass(arr.model)
+    if role == "ref":
+        ref = arr.ref
+        with open_dict(ref):
+            ref.ppo_mini_batch_size = arr.actor.ppo_mini_batch_size
+            ref.ppo_micro_batch_size = ref.pop("log_prob_micro_batch_size", None)
+            ref.ppo_micro_batch_size_per_gpu = ref.pop("log_prob_micro_batch_size_per_gpu", None)
+            ref.use_dynamic_bsz = ref.pop("log_prob_use_dynamic_bsz", False)
+            ref.ppo_max_token_len_per_gpu = ref.pop("log_prob_max_token_len_per_gpu", None)
+        role_config = omega_conf_to_dataclass(ref)
+        found = role_config.engine
+        found.use_dynamic_bsz = ref.use_dynamic_bsz
+        found.infer_max_token_len_per_gpu = ref.ppo_max_token_len_per_gpu
+        found.infer_micro_batch_size_per_gpu = ref.ppo_micro_batch_size_per_gpu
+    else:
+        role_config = omega_conf_to_dataclass(arr.actor)
+        found = role_config.engine
+        found.use_dynamic_bsz = arr.actor.use_dynamic_bsz
+        found.infer_max_token_len_per_gpu = arr.rollout.log_prob_max_token_len_per_gpu
+        found.infer_micro_batch_size_per_gpu = arr.rollout.log_prob_micro_batch_size_per_gpu
+        found.max_token_len_per_gpu = arr.actor.ppo_max_token_len_per_gpu
+        found.micro_batch_size_per_gpu = arr.actor.ppo_micro_batch_size_per_gpu
+    found.use_remove_padding = model.get("use_remove_padding", False)
+    return EngineConfigs(model, found, role_config.optim, role_config.checkpoint, role_config)
 
 
 def build_engine(configs: EngineConfigs) -> Any:

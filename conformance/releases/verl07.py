@@ -8,48 +8,14 @@ from __future__ import annotations
 
 import sys
 import types
-from copy import deepcopy
 from typing import Any
 
 from packaging.version import Version
 
-from conformance.matrix import Role
-from conformance.releases import EngineConfigs, Release, Way, engine, worker
+from conformance.releases import Release, Way, engine, worker
 from conformance.results import Route
 
 _ACTOR = "actor_rollout_ref.actor.megatron.override_transformer_config"
-
-
-def engine_configs(config: Any, role: Role) -> EngineConfigs:
-    """As `ActorRolloutRefWorker.init_model` of `verl/workers/engine_workers.py`."""
-    from omegaconf import open_dict
-    from verl.utils.config import omega_conf_to_dataclass
-
-    arr = deepcopy(config.actor_rollout_ref)
-    model = omega_conf_to_dataclass(arr.model)
-    if role == "ref":
-        ref = arr.ref
-        with open_dict(ref):
-            ref.ppo_mini_batch_size = arr.actor.ppo_mini_batch_size
-            ref.ppo_micro_batch_size = ref.pop("log_prob_micro_batch_size", None)
-            ref.ppo_micro_batch_size_per_gpu = ref.pop("log_prob_micro_batch_size_per_gpu", None)
-            ref.use_dynamic_bsz = ref.pop("log_prob_use_dynamic_bsz", False)
-            ref.ppo_max_token_len_per_gpu = ref.pop("log_prob_max_token_len_per_gpu", None)
-        role_config = omega_conf_to_dataclass(ref)
-        found = role_config.engine
-        found.use_dynamic_bsz = ref.use_dynamic_bsz
-        found.infer_max_token_len_per_gpu = ref.ppo_max_token_len_per_gpu
-        found.infer_micro_batch_size_per_gpu = ref.ppo_micro_batch_size_per_gpu
-    else:
-        role_config = omega_conf_to_dataclass(arr.actor)
-        found = role_config.engine
-        found.use_dynamic_bsz = arr.actor.use_dynamic_bsz
-        found.infer_max_token_len_per_gpu = arr.rollout.log_prob_max_token_len_per_gpu
-        found.infer_micro_batch_size_per_gpu = arr.rollout.log_prob_micro_batch_size_per_gpu
-        found.max_token_len_per_gpu = arr.actor.ppo_max_token_len_per_gpu
-        found.micro_batch_size_per_gpu = arr.actor.ppo_micro_batch_size_per_gpu
-    found.use_remove_padding = model.get("use_remove_padding", False)
-    return EngineConfigs(model, found, role_config.optim, role_config.checkpoint, role_config)
 
 
 def _needs(route: Route, mindspeed: bool) -> tuple[str, ...]:
@@ -91,7 +57,7 @@ RELEASE = Release(
     config_name="ppo_megatron_trainer",
     group=(),
     routes={"worker": Way(worker.WorkerDriver, worker.truth), "engine": Way(engine.EngineDriver, engine.truth)},
-    engine_configs=engine_configs,
+    engine_configs=engine.engine_configs,
     needs=_needs,
     warm=(
         "verl.workers.megatron_workers",
