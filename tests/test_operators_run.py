@@ -6,10 +6,12 @@ import json
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 from test_plugin import ROOT, copy_of_the_project, run
 from test_results import CHECK, HEADER
 
@@ -208,7 +210,13 @@ class TestExploring:
         assert runs[0] == runs[1]
         assert len(set(runs[0])) > 60
 
-    def test_other_cases_when_they_are_not_derandomized(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("by_default", [False, True])  # hypothesis's own default is True where the variable CI is set
+    def test_other_cases_when_they_are_not_derandomized(
+        self, by_default: bool, tmp_path: Path, request: pytest.FixtureRequest
+    ) -> None:
+        request.addfinalizer(partial(settings.load_profile, settings.get_current_profile_name()))
+        settings.register_profile("this machine", derandomize=by_default)
+        settings.load_profile("this machine")
         runs: list[list[Any]] = [[], []]
         for cases in runs:
             self.explore(lambda case, cases=cases: cases.append(case) or self.fine(case), tmp_path, derandomize=False)

@@ -72,6 +72,7 @@ def _drawn(family: Family, profile: Profile, one: Callable[[str, Any], None], ho
     test.__name__ = test.__qualname__ = family  # the database tells tests apart by their names
     configured = settings(
         max_examples=max(1, round(profile.max_examples * CATALOGUE[family].share)),
+        derandomize=False,  # said, since hypothesis derandomizes by itself where the variable CI is set
         database=database,
         deadline=None,
         phases=phases,

@@ -33,7 +33,7 @@ def register(wanted: str) -> None:
     from hypothesis.errors import InvalidArgument
 
     settings.register_profile("ci", max_examples=CI.max_examples, derandomize=True, database=None, deadline=None)
-    settings.register_profile("nightly", max_examples=NIGHTLY.max_examples, deadline=None)
+    settings.register_profile("nightly", max_examples=NIGHTLY.max_examples, derandomize=False, deadline=None)
     try:
         settings.get_profile(wanted)
     except InvalidArgument:
