@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from conformance.diff import compare, verdict_of
-from conformance.known import KnownIssue, judge, match
+from conformance.known import KnownIssue, judge, match, require_one_each
 from conformance.matrix import ROLES, Row
 from conformance.report.difference import to_markdown
 from conformance.report.markdown import escape
@@ -30,6 +30,7 @@ def properties(record: CheckRecord) -> list[tuple[str, object]]:
 
 def unexpected(results: ResultSet, known: Sequence[KnownIssue]) -> Iterator[str]:
     """A line for each check that came out otherwise than `known_issues.yaml` expects, and each operator that fails."""
+    require_one_each(known, results.header)
     for record in results.checks:
         entry = match(known, record, results.header)
         differs = judge(entry, record) if entry else None

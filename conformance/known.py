@@ -6,6 +6,7 @@ matches no check of a complete run is unused. Both fail the run.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -112,13 +113,19 @@ def _check_names(document: Document, number: int, issue: KnownIssue, matrix: Mat
         raise document.fault(("issues", number, "variant"), f"no such variant; right form: {right}")
 
 
+def require_one_each(entries: Iterable[KnownIssue], header: Header) -> None:
+    """UsageFault when two entries hold for one check on this stack."""
+    for one, other in itertools.combinations([entry for entry in entries if entry.applies(header)], 2):
+        roles = [role for role in one.roles if role in other.roles]
+        same = (one.row, one.check, one.variant) == (other.row, other.check, other.variant)
+        if same and roles and (one.precision is None or other.precision in (None, one.precision)):
+            where = f"{one.row}, {roles[0]}, {one.variant}, {one.check}"
+            raise UsageFault(f"{KNOWN_ISSUES.name}: two entries hold for one check ({where}); right form: one")
+
+
 def match(entries: Iterable[KnownIssue], record: CheckRecord, header: Header) -> KnownIssue | None:
-    """The entry for this check on this stack, or None; UsageFault when two claim it."""
-    found = [entry for entry in entries if entry.covers(record) and entry.applies(header)]
-    if len(found) > 1:
-        where = f"{record.row}, {record.role}, {record.variant}, {record.check}"
-        raise UsageFault(f"known_issues.yaml: {len(found)} entries hold for one check ({where}); right form: one")
-    return found[0] if found else None
+    """The entry for this check on this stack, or None. That there is one at most: `require_one_each`."""
+    return next((entry for entry in entries if entry.covers(record) and entry.applies(header)), None)
 
 
 def judge(entry: KnownIssue, record: CheckRecord) -> str | None:

@@ -6,6 +6,7 @@ A runner belongs to one pytest process. What it returns are jobs' reports and nu
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -34,6 +35,7 @@ DEADLINE_S = 90.0
 #: Their checkpoints are always written; those of other packages when a selected row uses them.
 MODELS = ("dense", "moe", "mla")
 PRELOAD = "conformance.backend:preload"
+_PREFIX = "conformance-models-"
 USAGE_FAULT = "conformance.errors.UsageFault"
 
 
@@ -74,7 +76,8 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         self.route: Route = route or releases.current().default_route
         self._step_target = step_target
         self._lanes = Lanes([RankServer(PRELOAD, backend, env=ENVIRONMENT) for _ in range(lanes)])
-        self._directory = Path(tempfile.mkdtemp(prefix="conformance-models-"))
+        _remove_leftovers()
+        self._directory = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         self._checkpoints: dict[str, str] = {}
         self._accepted: dict[tuple[int, tuple[Question, ...]], dict[Role, list[FormResult]]] = {}
         self._futures: dict[StepSpec, Future[JobReport]] = {}
@@ -210,6 +213,14 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
 
     def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
+
+
+def _remove_leftovers() -> None:
+    """Remove the checkpoints of runs that were killed, so that they do not pile up: their directories name the process."""
+    for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = directory.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not Path("/proc", pid).exists():
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def baseline_of(model: str, role: Role, precision: Precision) -> Case:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from conformance.checks import run_check
 from conformance.matrix import ROLES, Role, Row
-from conformance.plugin import _SESSION, conclude
+from conformance.plugin import conclude
 from conformance.results import PRECISIONS, Precision
 from conformance.runner import Runner
+from conformance.session import SESSION
 
 Spelt = tuple[Row, Role, str]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    rows = metafunc.config.stash[_SESSION].rows
+    rows = metafunc.config.stash[SESSION].rows
     cases: list[object] = []
     for row in rows:
         for variant in row.variant_names:
@@ -30,14 +30,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 def test_key_is_taken(request: pytest.FixtureRequest, runner: Runner, spelt: Spelt) -> None:
     """accepted: through verl's own configuration, in which form, and what the others raise."""
-    conclude(request, runner, run_check(runner, *spelt, "accepted", None))
+    conclude(request, runner, spelt, "accepted")
 
 
 def test_engaged(request: pytest.FixtureRequest, runner: Runner, spelt: Spelt) -> None:
     """engaged: on, explicitly off and absent, judged by what ran."""
-    conclude(request, runner, run_check(runner, *spelt, "engaged", None))
+    conclude(request, runner, spelt, "engaged")
 
 
 def test_parity(request: pytest.FixtureRequest, runner: Runner, spelt: Spelt, precision: Precision) -> None:
     """parity: against one rank with everything off."""
-    conclude(request, runner, run_check(runner, *spelt, "parity", precision))
+    conclude(request, runner, spelt, "parity", precision)

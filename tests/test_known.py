@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conformance.errors import UsageFault
-from conformance.known import KnownIssue, judge, load_known, match, unused
+from conformance.known import KnownIssue, judge, load_known, match, require_one_each, unused
 from conformance.matrix import load_matrix
 from conformance.results import CheckRecord, Header, Package, UpstreamException
 
@@ -132,9 +134,24 @@ def test_a_version_that_is_none_makes_a_versioned_entry_not_apply() -> None:
     assert match([entry()], RECORD, header) is not None
 
 
-def test_two_entries_for_one_check_are_refused() -> None:
-    with pytest.raises(UsageFault, match=r"2 entries hold for one check \(mc2, actor, documented, engaged\)"):
-        match([entry(), entry(reason="again")], RECORD, HEADER)
+@pytest.mark.parametrize(
+    ("one", "other", "clash"),
+    [
+        ({}, {"reason": "again"}, True),
+        ({}, {"roles": ["actor"]}, True),
+        ({"roles": ["ref"]}, {"roles": ["actor"]}, False),
+        ({}, {"check": "accepted"}, False),
+        ({}, {"variant": "effective"}, False),
+        ({"check": "parity", "precision": "float32"}, {"check": "parity"}, True),
+        ({"check": "parity", "precision": "float32"}, {"check": "parity", "precision": "bfloat16"}, False),
+        ({}, {"versions": {"mindspeed": "<0.1"}}, False),
+    ],
+)
+def test_two_entries_for_one_check_are_refused(one: dict[str, Any], other: dict[str, Any], clash: bool) -> None:
+    entries = [entry(**one), entry(**other)]
+    said = pytest.raises(UsageFault, match=r"two entries hold for one check \(mc2, actor, documented, \w+\); right form: one")
+    with said if clash else contextlib.nullcontext():
+        require_one_each(entries, HEADER)
 
 
 def test_judge_is_strict_both_ways() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -137,6 +138,22 @@ def test_a_run_cut_short_is_not_complete(tmp_path: Path) -> None:
     results = read_results(next((tmp_path / "reports" / "runs").iterdir()))
     assert len(results.checks) == 1
     assert not results.complete
+    assert "not run to its end; --resume reports/runs/" in done.stdout
+
+
+@pytest.mark.stack
+def test_a_known_issue_that_matches_no_check_fails_a_whole_run(tmp_path: Path) -> None:
+    # Rows of one's own: the whole run is one row then.
+    row = re.search(r"  - id: swiglu\n.*?(?=\n  - id:)", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.DOTALL)
+    assert row is not None
+    (tmp_path / "rows.yaml").write_text(f"rows:\n{row[0]}\n", encoding="utf-8")
+    entry = "{row: swiglu, check: engaged, precision: float32, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}"
+    arguments = ("--matrix", str(tmp_path / "rows.yaml"), "--backend", "plain", "--reports", str(tmp_path / "reports"))
+    for text, code in ((f"issues: [{entry}]\n", 1), ("issues: []\n", 0)):
+        (tmp_path / "known_issues.yaml").write_text(text, encoding="utf-8")
+        done = run(*arguments)
+        assert done.returncode == code, done.stdout + done.stderr
+        assert ("known_issues.yaml: matches no check of this run: swiglu" in done.stdout) is bool(code)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -16,7 +17,9 @@ from pathlib import Path
 import pytest
 from ranks_processes import MARK, children_of, is_zombie, kill_all, marked, wait_until
 
+from conformance.backend import BackendSpec
 from conformance.ranks import Job, RankServer, ServerFault
+from conformance.runner import Runner
 
 CLIENT = """
     import sys
@@ -227,3 +230,18 @@ def test_env_and_import_path_reach_the_ranks(tmp_path: Path) -> None:
     with RankServer("ranks_targets:preload", ()) as server:
         report = server.run(Job("env", "only_by_env:get", MARK, 1, 10))
     assert report.reason == "rank 0 raised ModuleNotFoundError: No module named 'only_by_env'"
+
+
+@pytest.mark.stack
+def test_the_checkpoints_of_a_killed_run_go_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    for name in (f"conformance-models-{ended.pid}-x", f"conformance-models-{os.getpid()}-x", "conformance-models-x", "other-1-x"):
+        (tmp_path / name / "dense").mkdir(parents=True)
+    with Runner(BackendSpec("plain", "emulated")):
+        left = {path.name for path in tmp_path.iterdir()}
+    assert f"conformance-models-{ended.pid}-x" not in left
+    assert {f"conformance-models-{os.getpid()}-x", "conformance-models-x", "other-1-x"} < left
+    assert len(left) == 4, "and the new run's own"
+    assert len(list(tmp_path.iterdir())) == 3, "which goes with it"
