@@ -20,9 +20,12 @@ from conformance.matrix import OVERRIDES, ROLES, Evidence, Role, Row, Side, own_
 from conformance.probes import Facts
 from conformance.ranks import JobReport
 from conformance.results import Check, CheckRecord, Outcome, Precision, UpstreamException
-from conformance.runner import Case, Runner, baseline_of, mask_of, results_of, scales_of
+from conformance.runner import Case, Runner, WrongBaseline, baseline_of, mask_of, results_of, scales_of
 from conformance.stack import BackendName
 from conformance.verdict import FAILURES
+
+#: In a record's detail: after this the run stops, and no table is made of it.
+STOPS = "stops the run"
 
 
 def run_check(runner: Runner, row: Row, role: Role, variant: str, check: Check, precision: Precision | None) -> CheckRecord:
@@ -37,6 +40,8 @@ def run_check(runner: Runner, row: Row, role: Role, variant: str, check: Check, 
     except Exception as fault:  # whatever it is, it is ours, and this check has a record that says so
         place = "" if isinstance(fault, ConformanceError) else f" ({blame.place_of(fault)})"
         conclusion = _Conclusion("error", f"{type(fault).__name__}: {fault}".splitlines()[0] + place)
+        if isinstance(fault, WrongBaseline):
+            conclusion.detail[STOPS] = True
     record = CheckRecord(
         row.id, role, variant, check, precision, conclusion.outcome, conclusion.summary, conclusion.exception, conclusion.detail
     )  # fmt: skip

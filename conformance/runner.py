@@ -40,7 +40,11 @@ USAGE_FAULT = "conformance.errors.UsageFault"
 
 
 class BaselineFault(ConformanceError):
-    """The baseline itself is wrong or does not run: nothing can be judged against it."""
+    """The baseline itself does not run: nothing can be judged against it."""
+
+
+class WrongBaseline(BaselineFault):
+    """The baseline is not Hugging Face's model: nothing that this run says of this stack can be trusted."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +172,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         return self._truths[model, role]
 
     def baseline(self, model: str, role: Role, precision: Precision, finest: Precision = "float32") -> parity.Numbers:
-        """One rank, everything off. Checked against the truth before it is used; BaselineFault if it fails.
+        """One rank, everything off. Checked against the truth before it is used; BaselineFault or WrongBaseline if it fails.
 
         The check is made in the finest precision that the model can be had in: it is the one that finds faults.
         """
@@ -183,7 +187,7 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             wrong = [f for f in figures if not f.ok]
             if wrong:
                 lines = "; ".join(f"{f.quantity} differs by {f.difference:.3g} (bound {f.bound:.3g}), {f.where}" for f in wrong)
-                raise BaselineFault(f"the baseline for {model}, {role} is not Hugging Face's model: {lines}")
+                raise WrongBaseline(f"the baseline for {model}, {role} is not Hugging Face's model: {lines}")
             self._checked.add((model, role))
         return numbers
 

@@ -19,6 +19,7 @@ import pytest
 
 from conformance import ci, known, matrix, models, releases, stack
 from conformance.backend import BackendSpec, Imported
+from conformance.checks import STOPS
 from conformance.errors import UsageFault
 from conformance.operators import FAMILIES, Family
 from conformance.publish import publish, published, write_tables
@@ -28,6 +29,7 @@ from conformance.results import (
     Header,
     OperatorRecord,
     Package,
+    ResultSet,
     ResultsWriter,
     Route,
     line_adapter,
@@ -78,11 +80,12 @@ class Session:
         resumed: Path | None = config.getoption("resume")
         self.earlier = load_earlier(resumed) if resumed else None
         self.matched: list[known.KnownIssue] = []
-        self.seen: set[str] = set()
         self.stale: tuple[known.KnownIssue, ...] = ()
         self.published: Path | None = None
         self.summary_fault: str | None = None
         self.ended = False
+        #: Why no table is made of this run: its baseline is wrong.
+        self.stopped: str | None = None
         self.started = ""
         self.done = 0
         if not self.is_worker and not config.getoption("collectonly"):
@@ -124,6 +127,7 @@ class Session:
     # What pytest calls, in the order of a run.
 
     def pytest_sessionstart(self, session: pytest.Session) -> None:
+        self.pytest_session = session
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.showfspath = False  # a line per check says more than a file name and dots
@@ -182,6 +186,14 @@ class Session:
         with one_line():
             self._write(record, imported)
         self._progress(record)
+        if isinstance(record, CheckRecord) and STOPS in record.detail:
+            self._stop(record.summary)
+
+    def _stop(self, why: str) -> None:
+        """End the run after the test that runs now; under xdist its controller does that, who has a plugin of this name."""
+        self.stopped = why
+        distributed: Any = self.config.pluginmanager.get_plugin("dsession")
+        (distributed or self.pytest_session).shouldstop = why
 
     def _write(self, record: CheckRecord | OperatorRecord, imported: Imported) -> None:
         if self.writer is None or self.header is None:
@@ -195,7 +207,6 @@ class Session:
             return
         if self.recorded(record.name) is None:
             self.writer.add(record)
-        self.seen.add(record.row)
         entry = known.match(self.known, record, self.header)
         if entry is not None:
             self.matched.append(entry)
@@ -250,18 +261,24 @@ class Session:
                 self.writer.finish(_now(), round(time.monotonic() - self.began, 1))
             results = read_results(self.directory)
             self.ended = results.complete
-            write_tables(results, self.matrix.rows, self.directory)
+            if self.stopped is None:
+                write_tables(results, self.matrix.rows, self.directory)
             previous = None
-            if results.complete and results.header.complete_selection and not self.is_own_matrix:
+            if self._is_to_be_published(results):
                 previous = published(self.config.getoption("reports"), results)
                 self.published = publish(self.directory, self.config.getoption("reports"), results)
-        if ended_well and self.seen == set(self.matrix.ids()):
+        if results.complete and results.header.complete_selection:
             self.stale = known.unused(self.known, self.matched, results.header)
-        if self.stale and session.exitstatus == pytest.ExitCode.OK:
+        if (self.stale and session.exitstatus == pytest.ExitCode.OK) or self.stopped is not None:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path = ci.summary_path()
         if path is not None:
             self.summary_fault = ci.append(path, ci.summary(results, self.matrix.rows, self.known, self.stale, previous))
+
+    def _is_to_be_published(self, results: ResultSet) -> bool:
+        """Whole, of the suite's own rows, and without a failure of our own: that says nothing about the stack."""
+        errors = any(record.outcome == "error" for record in results.checks)
+        return results.complete and results.header.complete_selection and not self.is_own_matrix and not errors
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         if self.directory is None or self.writer is None:
@@ -272,6 +289,9 @@ class Session:
         if self.summary_fault:
             terminalreporter.write_line(self.summary_fault)
         where = self.published or self.directory
+        if self.stopped is not None:
+            terminalreporter.write_line(f"conformance: no table, for nothing can be judged: {self.stopped}")
+            return
         terminalreporter.write_line(f"conformance: results and support table in {_relative(where)}")
         if not self.ended:
             terminalreporter.write_line(f"conformance: not run to its end; --resume {_relative(where)} takes it up")

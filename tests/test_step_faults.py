@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
+from test_plugin import ROOT, run
 
 from conformance import parity
 from conformance.backend import BackendSpec
 from conformance.checks import run_check, watched
 from conformance.matrix import Role, load_matrix
 from conformance.ranks import JobReport
-from conformance.results import CheckRecord, Precision
+from conformance.results import CheckRecord, Precision, read_results
 from conformance.runner import Case, Runner, mask_of, results_of, scales_of
 from conformance.step import StepSpec
 
@@ -134,8 +137,27 @@ def test_wrong_baseline_ends_in_error(started: FaultyRunner, fault: str) -> None
     finally:
         started.plant(None, keep_baseline=False)
     assert record.outcome == "error", record
-    assert record.summary.startswith("BaselineFault: the baseline for dense, actor is not Hugging Face's model"), record
+    assert record.summary.startswith("WrongBaseline: the baseline for dense, actor is not Hugging Face's model"), record
     assert "log_probs differs by" in record.summary
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "2")])
+def test_wrong_baseline_stops_the_run_without_a_table(tmp_path: Path, workers: tuple[str, ...]) -> None:
+    (tmp_path / "wrong.py").write_text(
+        "from conformance.runner import Runner\n"
+        "Runner.__init__.__kwdefaults__['step_target'] = 'faulty_steps:run_wrong_baseline_everywhere'\n"
+    )
+    path = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
+    chosen = ("--row", "tp", "--row", "pp", "-k", "parity", "--backend", "plain", "--reports", str(tmp_path / "reports"))
+    done = run("-p", "wrong", *chosen, *workers, PYTHONPATH=path)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "no table, for nothing can be judged: WrongBaseline: the baseline for dense" in done.stdout
+    directory = next((tmp_path / "reports" / "runs").iterdir())
+    assert [path.name for path in directory.iterdir()] == ["results.jsonl"], "no table"
+    results = read_results(directory)
+    assert not results.complete
+    assert len(results.checks) < 8
+    assert {record.outcome for record in results.checks} == {"error"}
 
 
 def test_our_own_failure_is_an_error(runner: FaultyRunner) -> None:
