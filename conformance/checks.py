@@ -5,7 +5,6 @@ What differs between rows is data in `matrix.yaml`; nothing here knows a row.
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import time
 from collections.abc import Callable, Iterable
@@ -154,10 +153,9 @@ def _engaged(runner: Runner, row: Row, role: Role, variant: str) -> _Conclusion:
     unread = [fact.partition(".")[2] for fact in reads if not any(facts.get(fact) for facts in on_facts)]
     if judgement.outcome in ("always_on", "no_effect") and unread and len(unread) == len(reads):
         # Set, stored and read by nobody: the key has no effect, also where what it promises runs anyway.
-        options = results_of(on)[0].options
-        near = [n for key in unread for n in difflib.get_close_matches(key, options, 1, 0.6)]
-        hint = f"; near names that exist: {', '.join(near)}" if near else ""
-        return _Conclusion("no_effect", f"no code of the stack reads {', '.join(unread)}{hint}", **detail)
+        near = [name for key in unread for name in results_of(on)[0].near.get(key, [])[:1]]
+        hint = f"; like it, and read: {', '.join(near)}" if near else ""
+        return _Conclusion("no_effect", f"nothing reads {', '.join(unread)} in this step{hint}", **detail)
     return _Conclusion(judgement.outcome, judgement.summary, **detail)
 
 

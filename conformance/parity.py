@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 from conformance.errors import ConformanceError
@@ -42,6 +42,23 @@ KERNEL_FACTOR = 4.0
 
 
 @dataclass(frozen=True)
+class Ranks:
+    """Whose numbers they are, to be named where one differs: the rank of each sequence, of the grad norm, of the weights."""
+
+    sequences: tuple[int, ...] = ()
+    grad_norm: int | None = None
+    weights: int | None = None
+
+
+@dataclass(frozen=True)
+class Export:
+    """The weights as one rank exports them."""
+
+    rank: int
+    weights: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
 class Numbers:
     """What a case computed, put together from its ranks.
 
@@ -55,7 +72,8 @@ class Numbers:
     grad_norm: float | None
     weights: dict[str, torch.Tensor] | None
     #: Exports of other ranks, where they are not bitwise the same.
-    other_weights: tuple[dict[str, torch.Tensor], ...] = ()
+    other_weights: tuple[Export, ...] = ()
+    ranks: Ranks = field(default_factory=lambda: Ranks())
 
 
 @dataclass(frozen=True)
@@ -101,25 +119,31 @@ def collect(results: Sequence[StepResult]) -> Numbers:
     if [r.data_parallel_rank for r in holders] != list(range(len(holders))) or not holders:
         raise ConformanceError(f"outputs came from data-parallel ranks {[r.data_parallel_rank for r in holders]}")
     losses = [r.loss for r in holders if r.loss is not None]
-    exports = [r.weights for r in results if r.weights is not None]
+    exports = [Export(r.rank, r.weights) for r in results if r.weights is not None]
+    norm = next((r for r in holders if r.grad_norm != holders[0].grad_norm), holders[0])
     return Numbers(
         log_probs=torch.cat([r.log_probs for r in holders if r.log_probs is not None]),
         entropy=torch.cat(entropies) if (entropies := [r.entropy for r in holders if r.entropy is not None]) else None,
         loss=sum(losses) / len(losses) if losses else None,
-        grad_norm=next((r.grad_norm for r in holders if r.grad_norm != holders[0].grad_norm), holders[0].grad_norm),
-        weights=exports[0] if exports else None,
+        grad_norm=norm.grad_norm,
+        weights=exports[0].weights if exports else None,
         other_weights=_odd_copies(exports),
+        ranks=Ranks(
+            sequences=tuple(r.rank for r in holders if r.log_probs is not None for _ in r.log_probs),
+            grad_norm=norm.rank,
+            weights=exports[0].rank if exports else None,
+        ),
     )
 
 
-def _odd_copies(copies: Sequence[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tensor], ...]:
+def _odd_copies(copies: Sequence[Export]) -> tuple[Export, ...]:
     """The exports of other ranks that are not bitwise the first rank's."""
     import torch
 
     def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
         return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
-    return tuple(copy for copy in copies[1:] if not same(copies[0], copy))
+    return tuple(copy for copy in copies[1:] if not same(copies[0].weights, copy.weights))
 
 
 def compare(
@@ -147,7 +171,7 @@ def _figures(case: Numbers, baseline: Numbers, truth: Numbers, mask: torch.Tenso
         if getattr(case, name) is None:
             raise ConformanceError(f"a case without {name}")
         sides = _Sides(*(getattr(side, name).double()[mask] for side in (case, baseline, truth)))
-        figures.append(rule.judge(name, sides, scales.relative(precision), _token_name(mask)))
+        figures.append(rule.judge(name, sides, scales.relative(precision), _token_name(mask, case.ranks.sequences)))
     if baseline.loss is None:
         return figures
     if case.loss is None or case.grad_norm is None or baseline.grad_norm is None or truth.grad_norm is None:
@@ -156,11 +180,12 @@ def _figures(case: Numbers, baseline: Numbers, truth: Numbers, mask: torch.Tenso
         sides = _Sides(*(_scalar(getattr(side, name)) for side in (case, baseline, truth)))
         # The norm of a sum over shards is reordered in every class, by its definition.
         rule_here = replace(rule, kind="reordered") if name == "grad_norm" and kind == "identical" else rule
-        # The loss is a mean of terms of order one.
-        figures.append(rule_here.judge(name, sides, scales.relative(precision, passes), lambda _index: "global", floor=1.0))
+        # The loss is a mean over all ranks, of terms of order one.
+        place = "global" + (_on_rank(case.ranks.grad_norm) if name == "grad_norm" else "")
+        figures.append(rule_here.judge(name, sides, scales.relative(precision, passes), _always(place), floor=1.0))
     if kind == "identical" and case.grad_norm != baseline.grad_norm:
         rule = replace(rule, kind="reordered")
-    copies = (replace(case, weights=weights) for weights in (case.weights, *case.other_weights))
+    copies = [case, *(_with_export(case, export) for export in case.other_weights)]
     figures.append(max((_weights(copy, baseline, truth, rule) for copy in copies), key=share))
     return figures
 
@@ -239,7 +264,7 @@ def _weights(case: Numbers, baseline: Numbers, truth: Numbers, rule: _Rule) -> F
         sides = _Sides(*(weights[name].double().flatten() for weights in (case.weights, baseline.weights, truth.weights)))
         largest = float(sides.baseline.abs().max())
         relative = 2.0 * UNIT_ROUNDOFF[rule.precision] + step / max(largest, torch.finfo(torch.float32).tiny)
-        figure = rule.judge("weights", sides, relative, _element_name(name))
+        figure = rule.judge("weights", sides, relative, _element_name(name, case.ranks.weights))
         if worst is None or share(figure) > share(worst):
             worst = figure
     if worst is None:
@@ -260,10 +285,27 @@ def _scalar(value: float) -> torch.Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
-def _token_name(mask: torch.Tensor) -> Where:
+def _with_export(case: Numbers, export: Export) -> Numbers:
+    return replace(case, weights=export.weights, ranks=replace(case.ranks, weights=export.rank))
+
+
+def _on_rank(rank: int | None) -> str:
+    return "" if rank is None else f" on rank {rank}"
+
+
+def _always(place: str) -> Where:
+    return lambda _index: place
+
+
+def _token_name(mask: torch.Tensor, ranks: Sequence[int]) -> Where:
     positions = mask.nonzero().tolist()
-    return lambda index: f"sequence {positions[index][0]}, response token {positions[index][1]}"
+
+    def name(index: int) -> str:
+        sequence, token = positions[index]
+        return f"sequence {sequence}, response token {token}{_on_rank(ranks[sequence] if ranks else None)}"
+
+    return name
 
 
-def _element_name(parameter: str) -> Where:
-    return lambda index: f"{parameter}[{index}]"
+def _element_name(parameter: str, rank: int | None) -> Where:
+    return lambda index: f"{parameter}[{index}]{_on_rank(rank)}"

@@ -25,6 +25,7 @@ from conformance.matrix import Role
 from conformance.operators.profiles import OperatorSpec
 from conformance.ranks import Job, JobReport, RankServer, ServerFault
 from conformance.results import Precision, Route
+from conformance.stack import broken_line
 from conformance.step import StepResult, StepSpec
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
             raised = fault.raised
             if raised is not None and raised.type == USAGE_FAULT:
                 raise UsageFault(raised.message) from None  # it is a sentence for the user already
-            why = f"{raised.type}: {raised.message}" if raised else fault.message
-            raise UsageFault(f"the stack cannot be imported: {why.strip().splitlines()[0]}") from fault
+            why = broken_line(raised) if raised else fault.message.strip().splitlines()[0]
+            raise UsageFault(f"the stack cannot be imported: {why}") from fault
         names = tuple(dict.fromkeys((*MODELS, *(model for _role, model in self._watch))))
         spec = models.CheckpointSpec(names, str(self._directory))
         report = self._run(Job("fixtures", "conformance.models:write_checkpoints", spec, 1, DEADLINE_S))
@@ -144,19 +145,30 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
         spec = StepSpec(case.role, case.model, case.world_size, case.overrides, case.precision, watch, checkpoint, self.route)
         if spec not in self._futures:
             label = f"{spec.role} {spec.model} {spec.precision} on {spec.world_size}"
-            self._futures[spec] = self._lanes.plan(Job(label, self._step_target, spec, spec.world_size, DEADLINE_S))
+            job = Job(label, self._step_target, spec, spec.world_size, DEADLINE_S, self._on_hardware)
+            self._futures[spec] = self._lanes.plan(job)
         return self._futures[spec]
 
     def plan_operator(self, spec: OperatorSpec, ranks: int) -> Future[JobReport]:
         """A family's job on so many ranks, which runs when its turn comes."""
         if (spec, ranks) not in self._operators:
-            job = Job(f"{spec.family} on {ranks}", "conformance.operators.job:run", spec, ranks, spec.deadline_s)
+            label = f"{spec.family} on {ranks}"
+            job = Job(label, "conformance.operators.job:run", spec, ranks, spec.deadline_s, self._on_hardware)
             self._operators[spec, ranks] = self._lanes.plan(job)
         return self._operators[spec, ranks]
 
     def operator(self, spec: OperatorSpec, ranks: int) -> JobReport:
         """Run one family's job, or return it if it has run. Raises ServerFault when the rank server fails."""
         return self._lanes.want(self.plan_operator(spec, ranks))
+
+    @property
+    def _on_hardware(self) -> bool:
+        """Whether ranks that use the device must be spawned.
+
+        Imports may have called the driver already (verl asks whether there is a device, MindSpeed which), and a fork of a
+        process that has is not supported. What uses no device (fixtures, questions, the reference) is forked on hardware, too.
+        """
+        return self.imported is not None and self.imported.device == "npu"
 
     def _run(self, job: Job) -> JobReport:
         return self._lanes.want(self._lanes.plan(job))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from packaging.utils import canonicalize_name
 
@@ -20,6 +21,10 @@ from conformance.errors import UsageFault
 from conformance.results import Package
 from conformance.stackfile import StackFile, installed_version, stack_of
 
+if TYPE_CHECKING:
+    from conformance.ranks import Raised
+
+HERE = Path(__file__).resolve().parent
 BackendName = Literal["plain", "mindspeed"]
 
 #: Distribution -> module whose `__version__` and file are reported.
@@ -61,18 +66,26 @@ def find_mindspeed(environment: dict[str, str] | os._Environ[str] = os.environ) 
     """MINDSPEED_HOME, else an installed `mindspeed`, else None. UsageFault for a MINDSPEED_HOME that is none."""
     home = environment.get("MINDSPEED_HOME")
     if home:
-        root = Path(home).expanduser()
-        if not (root / "mindspeed" / "megatron_adaptor.py").is_file():
+        try:
+            root = Path(home).expanduser().resolve()
+            found = (root / "mindspeed" / "megatron_adaptor.py").is_file()
+        except (OSError, RuntimeError, ValueError):  # no such user, too long, a loop of links, a NUL
+            found = False
+        if not found:
             raise UsageFault(
-                f"MINDSPEED_HOME={home}: no MindSpeed source there (mindspeed/megatron_adaptor.py is missing); "
+                f"MINDSPEED_HOME={home[:200]}: no MindSpeed source there (mindspeed/megatron_adaptor.py is missing); "
                 "right form: the directory of a git clone of Ascend/MindSpeed"
             )
-        return MindSpeed(root.resolve(), *_git(root))
+        return MindSpeed(root, *_git(root))
     spec = importlib.util.find_spec("mindspeed")
     if spec is None or not spec.origin or not (Path(spec.origin).parent / "megatron_adaptor.py").is_file():
         return None
     root = Path(spec.origin).resolve().parent.parent
     return MindSpeed(root, *_git(root))
+
+
+#: Behind the commit of a checkout in which tracked files are not as committed.
+CHANGED = "+changes"
 
 
 def require() -> None:
@@ -87,13 +100,14 @@ def require() -> None:
 def installed(mindspeed: MindSpeed | None) -> tuple[Package, ...]:
     """What the metadata says is installed, before anything is imported: names and versions only."""
     found = [Package(name, version) for name in REPORTED if (version := installed_version(name)) is not None]
-    return (*found, *([Package("mindspeed", mindspeed.branch or "unknown")] if mindspeed else []))
+    return (*found, *([Package("mindspeed", mindspeed.branch or "unknown", None, mindspeed.commit)] if mindspeed else []))
 
 
 def untested(packages: tuple[Package, ...]) -> tuple[str, ...]:
     """What differs from the stack that pins this verl, one line each, and what must not be installed beside it."""
     beside = [name for name in FORBIDDEN if installed_version(name) is not None]
     lines = [f"{name} is installed: the suite stands in for it, and is tested without" for name in beside]
+    lines += [f"{p.name}'s checkout has changes of its own" for p in packages if (p.commit or "").endswith(CHANGED)]
     return (*_stack(packages).untested(packages), *lines)
 
 
@@ -108,13 +122,64 @@ def _stack(packages: tuple[Package, ...]) -> StackFile:
 
 def core_mismatch(mindspeed: MindSpeed) -> str | None:
     """One line when the installed megatron-core is not the series that the MindSpeed branch is made for."""
-    installed = installed_version("megatron-core")
+    installed = _core_on_path() or installed_version("megatron-core")
     series = mindspeed.core_series
     if series is None or installed is None or installed.startswith(series + "."):
         return None
     return (
         f"MindSpeed branch {mindspeed.branch} is made for megatron-core {series}.x, installed is megatron-core {installed}; "
         f"right form: install megatron-core {series}.x or check out another branch (--force goes on all the same)"
+    )
+
+
+def _core_on_path() -> str | None:
+    """The version of the megatron-core that an import would give: a source tree on the path goes before what is installed."""
+    spec = importlib.util.find_spec("megatron.core") if importlib.util.find_spec("megatron") else None
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("package_info.py").read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+    numbers = dict(re.findall(r"^(MAJOR|MINOR|PATCH) *= *(\d+)", text, re.MULTILINE))
+    return ".".join(numbers[name] for name in ("MAJOR", "MINOR", "PATCH")) if len(numbers) == 3 else None
+
+
+def broken_line(raised: Raised) -> str:
+    """What made the import of the stack fail: the package that is broken, the version that is wanted, and the error."""
+    text = f"{raised.type}: {raised.message}".strip().splitlines()[0]
+    name = _broken(raised)
+    if name is None:
+        return text
+    stack = stack_of(installed_version("verl"))
+    pin = stack.pins.get(canonicalize_name(name))
+    wanted = f" (wanted: {pin})" if pin else ""
+    right = f"; right form: python -m pip install --force-reinstall --no-deps '{pin}'" if pin else ""
+    return f"{name} {installed_version(name) or ''}".rstrip() + f"{wanted} is broken: {text}{right}"
+
+
+def _broken(raised: Raised) -> str | None:
+    """The distribution whose module raised; of a file that is no Python, or is not there, the one that was being imported."""
+    frames = [f for f in raised.frames if not Path(f.file).is_relative_to(HERE) and "<frozen" not in f.file]
+    if raised.frames and raised.type.rpartition(".")[2] in ("SyntaxError", "IndentationError", "ModuleNotFoundError"):
+        statement = re.match(r"(?:from|import)\s+(\w+)", raised.frames[-1].source)
+        said = re.search(r"No module named '(\w+)", raised.message) or statement
+        return _distribution(said[1]) if said else None
+    for frame in reversed(frames):
+        parts = Path(frame.file).parts
+        for name, module in REPORTED.items():
+            wanted = tuple(module.split("."))
+            if any(parts[i : i + len(wanted)] == wanted for i in range(len(parts))):
+                return name
+        if "site-packages" in parts:
+            return _distribution(parts[parts.index("site-packages") + 1].removesuffix(".py"))
+    return None
+
+
+def _distribution(module: str) -> str:
+    """The distribution that brings a top-level module; the module's own name where none says so."""
+    return next((d for d, m in REPORTED.items() if m == module), None) or next(
+        iter(importlib.metadata.packages_distributions().get(module, [])), module
     )
 
 
@@ -161,4 +226,6 @@ def _git(root: Path) -> tuple[str | None, str | None]:
         listed = ask("for-each-ref", "--points-at", "HEAD", "--format=%(refname:short)", "refs/heads", "refs/remotes") or ""
         names = sorted({name.removeprefix("origin/") for name in listed.split()} - {"origin", "HEAD"})
         branch = next((name for name in names if "core_r" in name), names[0] if names else None)
-    return branch, ask("rev-parse", "--short=12", "HEAD")
+    commit = ask("rev-parse", "--short=12", "HEAD")
+    changed = commit is not None and ask("status", "--porcelain", "--untracked-files=no") is not None
+    return branch, f"{commit}{CHANGED}" if changed else commit

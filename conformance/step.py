@@ -7,6 +7,7 @@ configuration, model building and loss, and returns what parity compares and wha
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     import torch
 
     from conformance.ranks import Raised, RankContext
+
+#: How much alike two names are (difflib's ratio) for the one to be offered in place of the other.
+ALIKE = 0.7
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,8 @@ class StepResult:
     weights: dict[str, torch.Tensor] | None
     facts: Facts
     export_fault: Raised | None = None
-    #: Names that a key under override_transformer_config could have meant: config fields and MindSpeed's arguments.
-    options: tuple[str, ...] = ()
+    #: Watched key that nobody read -> names much like it that were read: config fields and MindSpeed's arguments.
+    near: dict[str, list[str]] = field(default_factory=dict)
     #: By fact family, what went wrong in another package's probe: one line that names its entry point.
     probe_faults: dict[str, str] = field(default_factory=dict)
     readers: dict[str, list[str]] = field(default_factory=dict)
@@ -85,7 +89,8 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
     driver = releases.current().routes[spec.route].open(opening)
     clock.lap("engine")
 
-    trace, calls = DispatchTrace(), CallCounter(watched.of("calls"))
+    calls = CallCounter(watched.of("calls"))
+    trace = DispatchTrace(calls.watch_thread)
     with trace, calls:
         driver.run()
     clock.lap("step")
@@ -118,7 +123,7 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
         facts=facts,
         export_fault=export_fault,
         readers=watched.reads.readers(),
-        options=watched.options(),
+        near=watched.near(),
         probe_faults=probe_faults,
         seconds=clock.laps,
     )
@@ -142,6 +147,7 @@ class _Watched:
 
         self._watch = watch
         self.reads = ReadTrace(self.of("reads"))
+        self._alike: dict[str, list[str]] = {}
 
     def of(self, family: str) -> list[str]:
         prefix = family + "."
@@ -151,32 +157,32 @@ class _Watched:
         """The families among them that other packages' probes bring."""
         return {fact.partition(".")[0] for fact in self._watch} & set(extensions.entry_points(extensions.PROBES))
 
-    def options(self) -> tuple[str, ...]:
-        """Fields of the transformer configs and arguments of MindSpeed, without the watched keys themselves."""
-        import sys
-
-        from megatron.core.transformer import MLATransformerConfig
-
-        names = {field.name for field in dataclasses.fields(MLATransformerConfig)}
-        if "mindspeed.megatron_adaptor" in sys.modules:
-            from mindspeed.args_utils import get_full_args
-
-            names |= set(vars(get_full_args()))
-        return tuple(sorted(names - self.reads.keys)) if self.reads.keys else ()
-
     def attach_reads(self) -> None:
         """Observe the transformer config class and, where MindSpeed is there, its argument store."""
         import sys
 
         if not self.reads.keys:
             return
-        from megatron.core.transformer import TransformerConfig
+        from megatron.core.transformer import MLATransformerConfig, TransformerConfig
 
-        self.reads.attach_class(TransformerConfig)
+        names, stores = {field.name for field in dataclasses.fields(MLATransformerConfig)}, []
         if "mindspeed.megatron_adaptor" in sys.modules:
             from mindspeed.args_utils import get_full_args
 
-            self.reads.attach_instance(get_full_args())
+            stores = [get_full_args()]
+            names |= set(vars(stores[0]))
+        options = sorted(names - self.reads.keys)
+        self._alike = {key: difflib.get_close_matches(key, options, 3, ALIKE) for key in self.reads.keys}
+        self.reads.keys |= {name for found in self._alike.values() for name in found}
+        self.reads.attach_class(TransformerConfig)
+        for store in stores:
+            self.reads.attach_instance(store)
+
+    def near(self) -> dict[str, list[str]]:
+        """For each key that nobody read, the names like it that somebody did read."""
+        facts = self.reads.facts()
+        found = {key: [name for name in names if facts[f"reads.{name}"]] for key, names in self._alike.items()}
+        return {key: names for key, names in found.items() if names and not facts[f"reads.{key}"]}
 
 
 class _Clock:

@@ -146,6 +146,15 @@ def test_gap_in_an_emulated_operator_is_ours(kind: str, mindspeed: str) -> None:
     assert kind_of(error, [KEY]) == "error"
 
 
+@pytest.mark.parametrize("kind", ["RuntimeError", "TypeError", "ValueError"])
+@pytest.mark.parametrize("deeper", [(), ((TORCH, "raise RuntimeError(x)"),)])
+def test_wrong_arithmetic_in_an_emulated_operator_is_ours(kind: str, deeper: tuple[tuple[str, str], ...], mindspeed: str) -> None:
+    said = "The size of tensor a (64) must match the size of tensor b (63)"
+    error = raised(kind, said, (mindspeed, "npu_op(x)"), (OPERATOR, "return (x * rstd * wide(gamma))"), *deeper)
+    assert owner_of(error) == "conformance"
+    assert kind_of(error, [KEY]) == "error"
+
+
 def test_operator_that_this_project_called_is_ours() -> None:
     error = raised("RuntimeError", "no", (STEP, "check_device()"), (OPERATOR, "raise RuntimeError(x)"))
     assert kind_of(error, [KEY]) == "error"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -345,4 +346,28 @@ def test_an_export_that_differs_on_one_rank_is_kept() -> None:
         return StepResult(rank, rank, numbers, numbers, 0.0, 1.0, {PARAMETER: torch.full((2,), value)}, {})
 
     assert collect([result(0, 1.0), result(1, 1.0)]).other_weights == ()
-    assert len(collect([result(0, 1.0), result(1, 2.0)]).other_weights) == 1
+    assert [export.rank for export in collect([result(0, 1.0), result(1, 2.0)]).other_weights] == [1]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_rank_is_named(kind: ParityClass) -> None:
+    whole = baseline_numbers(0.0)
+    assert whole.weights is not None
+
+    def result(rank: int, dp: int, rows: slice, **change: Any) -> StepResult:
+        sound = {"loss": whole.loss, "grad_norm": whole.grad_norm, "weights": whole.weights}
+        return StepResult(rank, dp, whole.log_probs[rows].clone(), whole.entropy[rows], **(sound | change), facts={})
+
+    # Rank 5 is the first data-parallel rank, rank 3 the second, which holds the last sequence and has all the faults.
+    worse = {name: weight.clone() for name, weight in whole.weights.items()}
+    worse[PARAMETER][ELEMENT] += 0.1
+    first, second = result(5, 0, slice(0, ROWS - 1)), result(3, 1, slice(ROWS - 1, ROWS), grad_norm=4.0, weights=worse)
+    assert second.log_probs is not None
+    second.log_probs[0, TOKEN[1]] += 0.1
+    case = collect([first, second])
+    figures = compare(case, whole, truth_numbers(), MASK, kind, "float32", SCALES)
+    assert {figure.quantity.partition(" ")[0]: figure.where for figure in figures if not figure.ok} == {
+        "log_probs": f"sequence {ROWS - 1}, response token {TOKEN[1]} on rank 3",
+        "grad_norm": "global on rank 3",
+        "weights": f"{PARAMETER}[{ELEMENT[0] * 6 + ELEMENT[1]}] on rank 3",
+    }

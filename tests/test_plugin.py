@@ -77,6 +77,15 @@ def test_mindspeed_wanted_and_absent() -> None:
 
 
 @pytest.mark.stack
+def test_a_broken_dependency_is_named(tmp_path: Path) -> None:
+    (tmp_path / "site" / "tensordict").mkdir(parents=True)
+    (tmp_path / "site" / "tensordict" / "__init__.py").write_text("def (\n")
+    done = run("--row", "pp", "--backend", "plain", "--reports", str(tmp_path / "reports"), PYTHONPATH=str(tmp_path / "site"))
+    one_line(done, "cannot be imported: tensordict", "(wanted: tensordict==", "is broken: SyntaxError", "right form")
+    assert not list((tmp_path / "reports" / "runs").iterdir())
+
+
+@pytest.mark.stack
 def test_reports_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "reports").write_text("a file, not a directory")
     one_line(run("--row", "tp", "--reports", str(tmp_path / "reports")), "cannot make a directory for results")
@@ -121,7 +130,7 @@ def test_a_run_writes_results_and_tables_and_says_where(tmp_path: Path) -> None:
 @pytest.mark.stack
 def test_a_known_issue_that_is_none_fails_the_run(tmp_path: Path) -> None:
     copy_of_the_project(tmp_path)
-    entry = "issues: [{row: pp, check: engaged, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}]\n"
+    entry = "issues: [{row: pp, check: engaged, backend: plain, outcome: crash, contains: x, reason: r, link: 'https://a.org'}]\n"
     (tmp_path / "known_issues.yaml").write_text(entry, encoding="utf-8")
     done = run("--row", "pp", "--backend", "plain", "--reports", str(tmp_path / "reports"), cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -131,7 +140,9 @@ def test_a_known_issue_that_is_none_fails_the_run(tmp_path: Path) -> None:
 @pytest.mark.stack
 def test_a_run_cut_short_is_not_complete(tmp_path: Path) -> None:
     copy_of_the_project(tmp_path)
-    entry = "issues: [{row: pp, check: accepted, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}]\n"
+    entry = (
+        "issues: [{row: pp, check: accepted, backend: plain, outcome: crash, contains: x, reason: r, link: 'https://a.org'}]\n"
+    )
     (tmp_path / "known_issues.yaml").write_text(entry, encoding="utf-8")
     done = run("--row", "pp", "-x", "--backend", "plain", "--reports", str(tmp_path / "reports"), cwd=tmp_path)
     assert done.returncode == 1, done.stdout + done.stderr
@@ -147,11 +158,12 @@ def test_a_known_issue_that_matches_no_check_fails_a_whole_run(tmp_path: Path) -
     row = re.search(r"  - id: swiglu\n.*?(?=\n  - id:)", (ROOT / "matrix.yaml").read_text(encoding="utf-8"), re.DOTALL)
     assert row is not None
     (tmp_path / "rows.yaml").write_text(f"rows:\n{row[0]}\n", encoding="utf-8")
-    entry = "{row: swiglu, check: engaged, precision: float32, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}"
+    entry = "{row: swiglu, check: engaged, precision: float32, backend: plain, outcome: crash, contains: x, reason: r, link: 'https://a.org'}"
     arguments = ("--matrix", str(tmp_path / "rows.yaml"), "--backend", "plain", "--reports", str(tmp_path / "reports"))
-    for text, code in ((f"issues: [{entry}]\n", 1), ("issues: []\n", 0)):
+    stale = f"issues: [{entry}]\n"
+    for text, narrower, code in ((stale, (), 1), (stale, ("-k", "taken"), 0), ("issues: []\n", (), 0)):
         (tmp_path / "known_issues.yaml").write_text(text, encoding="utf-8")
-        done = run(*arguments)
+        done = run(*arguments, *narrower)
         assert done.returncode == code, done.stdout + done.stderr
         assert ("known_issues.yaml: matches no check of this run: swiglu" in done.stdout) is bool(code)
 

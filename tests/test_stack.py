@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import os
 import subprocess
+import sys
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 import pytest
 
+from conformance import stack
 from conformance.errors import UsageFault
-from conformance.stack import NEEDED, MindSpeed, core_mismatch, find_mindspeed, require
+from conformance.ranks import Frame, Raised
+from conformance.results import Package
+from conformance.stack import NEEDED, MindSpeed, broken_line, core_mismatch, find_mindspeed, require, untested
 from conformance.stackfile import DEFAULT_STACK, read_stack
 
 
@@ -31,6 +36,8 @@ def git(root: Path, *arguments: str) -> None:
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], None]:
     """Have importlib.metadata know these distributions and no others."""
+
+    monkeypatch.setattr(stack, "_core_on_path", lambda: None)
 
     def install(versions: dict[str, str]) -> None:
         def version(name: str) -> str:
@@ -149,6 +156,81 @@ def test_core_mismatch(installed: Callable[[dict[str, str]], None], branch: str,
         assert f"installed is megatron-core {version}" in line
         assert "right form" in line
         assert "--force" in line
+
+
+def test_a_megatron_core_earlier_on_the_path_counts(tmp_path: Path) -> None:
+    core = tmp_path / "megatron" / "core"
+    core.mkdir(parents=True)
+    (core / "__init__.py").touch()
+    (core / "package_info.py").write_text("MAJOR = 0\nMINOR = 12\nPATCH = 1\n")
+    code = (
+        "from pathlib import Path\n"
+        "from conformance.stack import MindSpeed, core_mismatch\n"
+        "print(core_mismatch(MindSpeed(Path(), 'core_r0.16.0', None)))"
+    )
+    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[1])])
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=60, check=True)
+    assert "installed is megatron-core 0.12.1" in done.stdout
+
+
+SITE = "/venv/lib/python3.11/site-packages"
+VERL = (f"{SITE}/verl/workers/engine/base.py", "from tensordict import TensorDict")
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "frames", "name"),
+    [
+        ("SyntaxError", "invalid syntax (__init__.py, line 1)", [VERL], "tensordict"),
+        ("ModuleNotFoundError", "No module named 'tensordict.nn'", [VERL], "tensordict"),
+        (
+            "ImportError",
+            "libascend_x.so: cannot open",
+            [VERL, (f"{SITE}/mbridge/__init__.py", "x()"), ("/lib/ctypes.py", "")],
+            "mbridge",
+        ),
+        ("AttributeError", "no x", [VERL, (f"{SITE}/megatron/core/utils.py", "x")], "megatron-core"),
+        ("AttributeError", "no x", [VERL, ("/clone/megatron/core/utils.py", "x")], "megatron-core"),
+    ],
+)
+def test_a_broken_package_is_named_with_the_wanted_version(
+    kind: str, message: str, frames: list[tuple[str, str]], name: str
+) -> None:
+    raised = Raised(kind, message, tuple(Frame(file, 1, "f", source) for file, source in frames), "", None)
+    line = broken_line(raised)
+    assert line.startswith(name)
+    assert f"(wanted: {read_stack(DEFAULT_STACK).pins[name]}) is broken: {kind}: {message}; right form: " in line
+    assert "\n" not in line
+
+
+def test_an_error_of_nobody_s_package_is_said_as_it_is() -> None:
+    assert broken_line(Raised("OSError", "no space\nleft", (), "", None)) == "OSError: no space"
+
+
+def test_a_checkout_with_changes_is_told(tmp_path: Path) -> None:
+    home = make_mindspeed(tmp_path / "MindSpeed")
+    git(home, "init", "-b", "core_r0.16.0")
+    git(home, "add", ".")
+    git(home, "commit", "-m", "a")
+    (home / "notes.txt").touch()  # what nobody imports
+    sound = find_mindspeed({"MINDSPEED_HOME": str(home)})
+    (home / "mindspeed" / "megatron_adaptor.py").write_text("print('patched')\n")
+    changed = find_mindspeed({"MINDSPEED_HOME": str(home)})
+    assert sound is not None
+    assert changed is not None
+    assert changed.commit == f"{sound.commit}+changes"
+    for found, lines in ((sound, 0), (changed, 1)):
+        package = Package("mindspeed", "core_r0.16.0", None, found.commit)
+        assert sum("changes of its own" in line for line in untested((package,))) == lines
+
+
+@pytest.mark.parametrize("home", ["~nosuchuser/x", "x" * 5000, "a\0b", "loop"])
+def test_a_home_that_is_no_path_is_told_in_one_line(tmp_path: Path, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(UsageFault, match="no MindSpeed source there") as fault:
+        find_mindspeed({"MINDSPEED_HOME": home})
+    assert len(str(fault.value)) < 500
 
 
 def test_every_missing_package_is_named_with_the_wanted_version(installed: Callable[[dict[str, str]], None]) -> None:

@@ -22,6 +22,7 @@ class ReadTrace:
     """Counts attribute reads of the named keys on the objects and classes it is attached to."""
 
     def __init__(self, keys: Iterable[str]) -> None:
+        #: May grow until the first `attach_`.
         self.keys = frozenset(keys)
         self.reads: Counter[tuple[str, str]] = Counter()
 
