@@ -181,15 +181,15 @@ def _now() -> datetime.datetime:
     return datetime.datetime.now(datetime.UTC)
 
 
-def run() -> int:
-    """The commands with the suite's exit codes. What goes wrong is one line on stderr."""
+def run(command: click.Command = main, name: str = "conformance") -> int:
+    """A command, by default all of them, with the suite's exit codes. What goes wrong is one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal that is not UTF-8 is no error
     try:
         # Not main.main, which ends a closed pipe in exit code 1.
-        with main.make_context("conformance", sys.argv[1:]) as context:
-            code = main.invoke(context)
+        with command.make_context(name, sys.argv[1:]) as context:
+            code = command.invoke(context)
         sys.stdout.flush()
     except click.exceptions.Exit as done:  # --help
         return done.exit_code

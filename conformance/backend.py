@@ -75,7 +75,7 @@ def idle_packages() -> tuple[str, ...]:
 
 
 def preload(spec: BackendSpec) -> Imported:
-    """Import the whole stack, in the order that it needs. Runs once, in the rank server."""
+    """Import the whole stack, in the order that it needs. Runs in the rank server, and in spawned ranks."""
     from conformance import config, extensions, npu, plain, releases
 
     sys.argv = sys.argv[:1]  # MindSpeed parses the command line at import
@@ -94,7 +94,8 @@ def preload(spec: BackendSpec) -> Imported:
     if spec.name == "mindspeed":
         # Before megatron.core, which looks for Transformer Engine and Apex when it is imported.
         importlib.import_module("mindspeed.megatron_adaptor")
-        npu.install_kernels()
+        if device.name == "emulated":  # on hardware MindSpeed compiles its own when it first needs them
+            npu.install_kernels()
     else:
         plain.activate()
         importlib.import_module("torch_npu.contrib.transfer_to_npu")  # MindSpeed does this itself

@@ -10,7 +10,8 @@ with something else, untold). `unsupported`, `not_run` and `error` are no answer
 
 A figure moved when its difference from the baseline changed by more than a quarter of its bound. A bound is four standard
 deviations of rounding, or four times the baseline's own error (`conformance/parity.py`), so that is one rounding's worth;
-two runs of one stack on one machine differ by nothing.
+two runs of one stack on one machine differ by nothing. Figures are compared by their names: those of one side only are
+counted, and a check that passes without any of its old figures is named.
 """
 
 from __future__ import annotations
@@ -137,6 +138,17 @@ class FigureMove:
 
 
 @dataclass(frozen=True)
+class FiguresGone:
+    """A parity check that passes on both sides, and of whose old figures the new side has none."""
+
+    row: str
+    role: Role
+    variant: str
+    precision: Precision | None
+    quantities: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class OperatorChange:
     """A family of operators whose outcome is not the same; what is None is on the other side only.
 
@@ -162,6 +174,7 @@ class Diff:
     verdicts: tuple[VerdictChange, ...]
     checks: tuple[CheckChange, ...]
     figures: tuple[FigureMove, ...]
+    figures_gone: tuple[FiguresGone, ...]
     operators: tuple[OperatorChange, ...]
     compared: int
     schema_version: Literal[1] = 1
@@ -211,15 +224,15 @@ def compare(old: ResultSet, new: ResultSet, rows: Sequence[Row]) -> Diff:
     names = sorted({**before, **after}, key=lambda name: order.get(name[0], len(order)))
     both = [name for name in names if name in before and name in after]
     pairs = [(before[name], after[name]) for name in both]
-    without = sum(1 for pair in pairs if _lacks_figures(*pair))
     return Diff(
         old=_run(old),
         new=_run(new),
-        notes=tuple(_notes(old, new, order, without)),
+        notes=(*_notes(old, new, order), *_figure_notes(pairs)),
         packages=tuple(_packages(old.header.stack, new.header.stack)),
         verdicts=tuple(_verdicts(old, new, rows)),
         checks=tuple(c for c in (_check(before.get(name), after.get(name)) for name in names) if c),
         figures=tuple(move for pair in pairs for move in _figures(*pair)),
+        figures_gone=tuple(gone for pair in pairs for gone in _figures_gone(*pair)),
         operators=tuple(_operators(old, new)),
         compared=len(both),
     )
@@ -230,7 +243,7 @@ def _run(results: ResultSet) -> Run:
     return Run(header.started, header.device, header.backend, header.route, header.matrix_sha256)
 
 
-def _notes(old: ResultSet, new: ResultSet, order: Mapping[str, int], without_figures: int) -> Iterator[str]:
+def _notes(old: ResultSet, new: ResultSet, order: Mapping[str, int]) -> Iterator[str]:
     if old.header.matrix_sha256 != new.header.matrix_sha256:
         yield "the matrices differ: the two runs did not test the same thing"
     if old.header.device != new.header.device:
@@ -239,11 +252,23 @@ def _notes(old: ResultSet, new: ResultSet, order: Mapping[str, int], without_fig
         yield f"the ways through verl differ: {old.header.route} and {new.header.route}"
     if old.header.backend != new.header.backend:
         yield f"the backends differ: {old.header.backend} and {new.header.backend}"
+    before, after = old.header.versions(), new.header.versions()
+    for side, names in (("old", before.keys() - after.keys()), ("new", after.keys() - before.keys())):
+        if names:
+            yield f"packages of the {side} run only: {', '.join(sorted(names))}"
     strange = sorted({r.row for s in (old, new) for r in s.checks} - set(order))
     if strange:
         yield f"not in this matrix.yaml, so without a verdict: {', '.join(strange)}"
-    if without_figures:
-        yield f"{without_figures} parity checks have figures on one side or neither that a program can read: not compared"
+
+
+def _figure_notes(pairs: Sequence[tuple[CheckRecord, CheckRecord]]) -> Iterator[str]:
+    without = sum(_lacks_figures(*pair) for pair in pairs)
+    if without:
+        yield f"{without} parity checks have figures on one side or neither that a program can read: not compared"
+    sides = [(_measured(old), _measured(new)) for old, new in pairs]
+    alone = sum(len(old.keys() ^ new.keys()) for old, new in sides if old and new)
+    if alone:
+        yield f"{alone} figures are on one side only, by their names: not compared"
 
 
 def _packages(old: Iterable[Package], new: Iterable[Package]) -> Iterator[PackageMove]:
@@ -341,6 +366,12 @@ def _figures(old: CheckRecord, new: CheckRecord) -> Iterator[FigureMove]:
         # A figure of one side alone did not move: another route reports others, or another rule applies.
         if one is not None and other is not None and _moved(one, other):
             yield FigureMove(new.row, new.role, new.variant, new.precision, quantity, one, other)
+
+
+def _figures_gone(old: CheckRecord, new: CheckRecord) -> Iterator[FiguresGone]:
+    before = _measured(old)
+    if old.outcome == new.outcome == "pass" and before and not before.keys() & _measured(new).keys():
+        yield FiguresGone(old.row, old.role, old.variant, old.precision, tuple(before))
 
 
 def _moved(old: Measured, new: Measured) -> bool:

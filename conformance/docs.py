@@ -10,6 +10,7 @@ from conformance.matrix import ROOT, load_matrix
 from conformance.npu.vendor import read_facts
 from conformance.report.operators_page import operators_page
 from conformance.report.row_page import WRITTEN, index_page, row_page
+from conformance.report.upstream_page import upstream_page
 from conformance.report.verdict_page import verdict_page
 from conformance.report.view import View
 from conformance.results import FILE_NAME, read_results
@@ -25,7 +26,11 @@ def pages(reports: Path = REPORTS) -> dict[str, str]:
     # `runs/` holds each machine's own runs, one level further down.
     views = [View(read_results(path), matrix.rows) for path in sorted(reports.glob(f"*/{FILE_NAME}"))]
     rows = {f"{ROWS}/{row.id}.md": row_page(row, views, known) for row in matrix.rows}
-    others = {"verdicts.md": verdict_page(matrix.rows), "npu-operators.md": operators_page(read_facts())}
+    others = {
+        "verdicts.md": verdict_page(matrix.rows),
+        "npu-operators.md": operators_page(read_facts()),
+        "known-upstream.md": upstream_page(matrix.rows, known),
+    }
     return {f"{ROWS}/index.md": index_page(matrix.rows, views), **rows, **others}
 
 

@@ -1,8 +1,9 @@
 """Whether an upgrade may go ahead: a diff of two result sets, judged by a policy. Pure functions of the two and of a date.
 
-The gate is red when a check or a family of operators regressed or is gone, when a row that must work does not, when
-something ended in an error of this suite, or when a waiver is past its date. A waiver covers what it names until the end of
-its day (UTC).
+The gate is red when a check or a family of operators regressed, has lost its answer or is gone, when a parity check has lost
+its figures, when a row that must work does not, when something ended in an error of this suite, or when a waiver is past its
+date. What fails and had no answer before took nothing from anybody: it is noted. A waiver covers what it names until the end
+of its day (UTC).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import AfterValidator, Field, WithJsonSchema, model_validator
 
-from conformance.diff import Diff, verdict_of
+from conformance.diff import LADDER, CheckChange, Diff, OperatorChange, verdict_of
 from conformance.errors import UsageFault
 from conformance.matrix import ROLES, Id, Matrix, Role, Row, Words
 from conformance.operators import Family
@@ -25,7 +26,7 @@ from conformance.tomlsource import load_toml
 from conformance.verdict import Verdict
 from conformance.yamlsource import Document, Items, Strictly, form_error, nearest, validate
 
-Kind = Literal["regressed", "gone", "must work", "error of this suite", "waiver past its date"]
+Kind = Literal["regressed", "lost", "gone", "figures gone", "must work", "error of this suite", "waiver past its date"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _WORDS = {verdict.value: verdict for verdict in Verdict}
 
@@ -47,6 +48,15 @@ class MustWork(Strictly):
     verdicts: Items[VerdictWord] = Field(tuple(v.value for v in Verdict if v.green), min_length=1)
 
 
+def _check_reason(text: str) -> str:
+    if not text.strip():
+        raise form_error("blank text", "why it is waived")
+    return text
+
+
+Reason = Annotated[Words, AfterValidator(_check_reason), Field(json_schema_extra={"pattern": r"\S"})]
+
+
 class Waiver(Strictly):
     """What may be red until the end of that day, and why: a row, or a family of operators. What is left out holds for all.
 
@@ -56,7 +66,7 @@ class Waiver(Strictly):
     row: Id | None = None
     operator: Family | None = None
     until: datetime.date
-    reason: Words
+    reason: Reason
     roles: Items[Role] = Field(ROLES, min_length=1)
     variant: Id | None = None
     check: Check | None = None
@@ -100,10 +110,11 @@ class Finding:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the gate found, waived or not, and the waivers that waived nothing."""
+    """What the gate found, waived or not, the waivers that waived nothing, and what fails without an answer before."""
 
     findings: tuple[Finding, ...]
     unused: tuple[Waiver, ...]
+    noted: tuple[str, ...]
 
     @property
     def red(self) -> tuple[Finding, ...]:
@@ -148,20 +159,44 @@ def judge(diff: Diff, new: ResultSet, rows: Sequence[Row], policy: Policy, today
     used = [finding.waived_by for finding in found]
     past = [_past(waiver) for waiver in policy.waiver if waiver.until < today]
     unused = tuple(waiver for waiver in live if not any(waiver is other for other in used))
-    return Judgement((*found, *past), unused)
+    changes: tuple[CheckChange | OperatorChange, ...] = (*diff.checks, *diff.operators)
+    noted = tuple(_said(change) for change in changes if _is_new_failure(change))
+    return Judgement((*found, *past), unused, noted)
 
 
 def _checks(diff: Diff) -> Iterator[Finding]:
-    for c in diff.of("regressed", "gone"):
-        kind: Kind = "gone" if c.change == "gone" else "regressed"
-        text = f"{name_of(c)}: {c.old}, now {c.new or 'not there'}: {c.new_reason or c.old_reason}"
-        if c.new != "error":  # that one has a finding of its own
-            yield Finding(kind, text, c.row, c.role, c.variant, c.check, c.precision, c.new)
+    for c in diff.checks:
+        kind = _kind(c)
+        if kind is not None:
+            yield Finding(kind, _said(c), c.row, c.role, c.variant, c.check, c.precision, c.new)
     for o in diff.operators:
-        if o.change in ("regressed", "gone") and o.new != "error":
-            kind = "gone" if o.change == "gone" else "regressed"
-            text = f"operator {o.family}: {o.old}, now {o.new or 'not there'}: {o.new_reason or o.old_reason}"
-            yield Finding(kind, text, operator=o.family, outcome=o.new)
+        kind = _kind(o)
+        if kind is not None:
+            yield Finding(kind, _said(o), operator=o.family, outcome=o.new)
+    for g in diff.figures_gone:
+        text = f"{name_of(g)}: passes, and has none of its figures any more: {', '.join(g.quantities)}"
+        yield Finding("figures gone", text, g.row, g.role, g.variant, "parity", g.precision, "pass")
+
+
+def _kind(change: CheckChange | OperatorChange) -> Kind | None:
+    """Why a change is red; None for one that is not. An error of this suite has a finding of its own."""
+    if change.change == "gone":
+        return "gone"
+    if change.old not in LADDER or change.new == "error":
+        return None
+    if change.new not in LADDER:
+        return "lost"
+    return "regressed" if change.change == "regressed" else None
+
+
+def _is_new_failure(change: CheckChange | OperatorChange) -> bool:
+    return change.old not in LADDER and change.new in LADDER and change.new != "pass"
+
+
+def _said(change: CheckChange | OperatorChange) -> str:
+    name = name_of(change) if isinstance(change, CheckChange) else f"operator {change.family}"
+    old, new = (side or "not there" for side in (change.old, change.new))
+    return f"{name}: {old}, now {new}: {change.new_reason or change.old_reason}"
 
 
 def _errors(new: ResultSet) -> Iterator[Finding]:
@@ -211,6 +246,7 @@ def lines(judgement: Judgement) -> list[str]:
     said += [
         f"waived until {f.waived_by.until} ({f.waived_by.reason}): {f.kind}: {f.text}" for f in judgement.findings if f.waived_by
     ]
+    said += [f"note: no pass, and no answer before: {text}" for text in judgement.noted]
     said += [f"note: a waiver that waives nothing, to be removed: {w.subject}: {w.reason}" for w in judgement.unused]
     counts = [f"{n} {kind}" for kind in KINDS if (n := sum(f.kind == kind for f in judgement.red))]
     return [*said, f"gate: red: {', '.join(counts)}" if counts else "gate: green"]

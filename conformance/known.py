@@ -1,12 +1,13 @@
 """Known issues: faults of upstream that a run is expected to show, and the strictness that keeps the list true.
 
-An entry holds for exactly the versions it names. One that no longer fails, or fails in another way, differs; one that
-matches no check of a complete run is unused. Both fail the run.
+An entry holds for exactly the versions it names, and for one fault: what it `contains` is said by no other. One that no longer
+fails, or fails in another way, differs; one that matches no check of a complete run is unused. Both fail the run.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,25 +23,40 @@ from conformance.results import Backend, Check, CheckRecord, Header, Precision, 
 from conformance.yamlsource import Document, Items, Strictly, form_error, load, nearest, validate
 
 KNOWN_ISSUES = ROOT / "known_issues.yaml"
+#: The one package whose version is a branch's name (see `stack.collect`), which no specifier fits.
+_BY_BRANCH = "mindspeed"
 
 
-def check_specifier(text: str) -> str:
-    """The text, if it is a PEP 440 specifier."""
+def check_specifier(text: str, *at: str) -> str:
+    """The text, if it is a PEP 440 specifier; `at` as in `form_error`."""
     try:
         SpecifierSet(text)
     except InvalidSpecifier:
-        raise form_error(f"{text!r} is not a version specifier", "PEP 440, such as '>=0.9,<0.10'") from None
+        raise form_error(f"{text!r} is not a version specifier", "PEP 440, such as '>=0.9,<0.10'", *at) from None
     return text
 
 
 def _check_link(text: str) -> str:
-    if not text.startswith(("https://", "http://")) or not text.isprintable() or " " in text:
+    if not re.match("https?://[^/]", text) or not text.isprintable() or " " in text:
         raise form_error(f"{text[:80]!r} is not a link", "https://...")
     return text
 
 
+def _check_versions(versions: Mapping[str, str]) -> Mapping[str, str]:
+    for package, wanted in versions.items():
+        if canonicalize_name(package) != _BY_BRANCH:
+            check_specifier(wanted, package)
+        elif not re.fullmatch(r"[\w.][\w./+-]*", wanted):
+            raise form_error(f"{wanted!r} is no branch", "MindSpeed's branch as headers name it, such as core_r0.16.0", package)
+    return versions
+
+
 class KnownIssue(Strictly):
-    """One expected fault. Fields that are left out hold for all: roles, routes, precisions, versions."""
+    """One expected fault. Fields that are left out hold for all: roles, routes, precisions, versions.
+
+    `versions` are PEP 440 specifiers by package; for `mindspeed` it is the exact name of the branch. `contains` pins the
+    fault: an outcome, or the type of an exception, is what many faults share.
+    """
 
     row: Id
     check: Check
@@ -49,10 +65,10 @@ class KnownIssue(Strictly):
     backend: Backend
     route: Route | None = None
     precision: Precision | None = None
-    versions: Mapping[str, Annotated[str, AfterValidator(check_specifier)]] = {}
+    versions: Annotated[Mapping[str, str], AfterValidator(_check_versions)] = {}
     outcome: Literal["fail", "always_on", "no_effect", "refused", "crash", "unsupported"]
     exception: Words | None = Field(None, description="type of the exception")
-    contains: Words | None = Field(None, description="part of the exception's first line, or of the summary")
+    contains: Annotated[Words, Field(description="part of the exception's first line, or of the summary")]
     reason: Words
     link: Annotated[str, Field(max_length=500), AfterValidator(_check_link), WithJsonSchema({"type": "string", "format": "uri"})]
 
@@ -62,7 +78,7 @@ class KnownIssue(Strictly):
         return (
             self.backend == header.backend
             and self.route in (None, header.route)
-            and all(_within(have.get(canonicalize_name(package)), wanted) for package, wanted in self.versions.items())
+            and all(_holds(canonicalize_name(package), have, wanted) for package, wanted in self.versions.items())
         )
 
     def covers(self, record: CheckRecord) -> bool:
@@ -74,7 +90,10 @@ class KnownIssue(Strictly):
         )
 
 
-def _within(version: str | None, wanted: str) -> bool:
+def _holds(package: str, have: Mapping[str, str], wanted: str) -> bool:
+    version = have.get(package)
+    if package == _BY_BRANCH:
+        return version == wanted
     try:
         return version is not None and SpecifierSet(wanted).contains(Version(version), prereleases=True)
     except InvalidVersion:  # a checkout may call itself anything; then the entry does not apply
@@ -137,7 +156,7 @@ def judge(entry: KnownIssue, record: CheckRecord) -> str | None:
     raised = record.exception.type if record.exception else "no exception"
     if entry.exception and entry.exception != raised:
         return f"expected {entry.exception}, got {raised}"
-    if entry.contains and entry.contains not in record.summary and entry.contains not in _message(record):
+    if entry.contains not in record.summary and entry.contains not in _message(record):
         return f"expected a message with {entry.contains!r}, got {_message(record) or record.summary!r}"
     return None
 

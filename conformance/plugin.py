@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
             profiles.register(profile)
     if not _is_wanted(config):
         return
+    npu.keep_torch_alone()
     with one_line():
         session = Session(config)
     config.stash[SESSION] = session

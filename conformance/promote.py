@@ -7,18 +7,17 @@ The rule, for the documented spelling (another spelling that works promotes noth
 - A run counts for a row when it came to its end, used MindSpeed itself, tested the `matrix.yaml` of now, is not dated in
   the future and is at most so many days old. Any other run is as good as not run.
 - Preview: a run on a real or an emulated NPU shows it, and no run that counts speaks against it.
-- Released: the same on a real NPU, with exactly the pinned stack, and no waiver of the gate's policy is open for the row.
+- Released: the same on a real NPU, with exactly the pinned stack, and no waiver of the gate's policy is open for the row. The
+  pinned stack is `stacks/verl091-mcore016.txt` and no other: the run's header has every needed package and MindSpeed's
+  branch as pinned there, and names nothing untested.
 
 Rows only move up. What would no longer reach its status is said, and left as it is.
 """
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import hashlib
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,9 +26,11 @@ from typing import Literal, get_args
 from conformance.errors import ConformanceError, UsageFault
 from conformance.gate import Policy
 from conformance.matrix import ROLES, Matrix, Row, load_matrix
+from conformance.replace import replace_file
 from conformance.report.text import one_line
-from conformance.results import PRECISIONS, CheckRecord, ResultSet, read_results
-from conformance.stack import untested
+from conformance.results import PRECISIONS, CheckRecord, Header, ResultSet, read_results
+from conformance.stack import NEEDED
+from conformance.stackfile import DEFAULT_STACK, read_stack
 from conformance.yamlsource import load
 
 Status = Literal["Dev", "Preview", "Released"]
@@ -141,7 +142,7 @@ def _not_released(row: Row, showing: Sequence[Evidence], policy: Policy | None, 
     on_npu = [e for e in showing if e.results.header.device == "npu"]
     if not on_npu:
         yield "not Released: no run on a real NPU"
-    unpinned = [untested(e.results.header.stack) for e in on_npu]
+    unpinned = [_off_the_stack(e.results.header) for e in on_npu]
     if on_npu and all(unpinned):
         yield f"not Released: not on the pinned stack: {', '.join(unpinned[0])}"
     if policy is None:
@@ -151,6 +152,13 @@ def _not_released(row: Row, showing: Sequence[Evidence], policy: Policy | None, 
         if waiver.row == row.id:
             state = f"until {waiver.until}" if waiver.until >= today else f"until {waiver.until}, past its date"
             yield f"not Released: a waiver is open ({state}): {waiver.reason}"
+
+
+def _off_the_stack(header: Header) -> tuple[str, ...]:
+    """What keeps a run from being one with the pinned stack. What is installed where this is asked says nothing of it."""
+    have = header.versions()
+    missing = (f"{name} is not in the header" for name in (*NEEDED, "mindspeed") if name not in have)
+    return tuple(dict.fromkeys((*missing, *read_stack(DEFAULT_STACK).untested(header.stack), *header.untested)))
 
 
 def lines(evidence: Sequence[Evidence], proposals: Sequence[Proposal]) -> list[str]:
@@ -184,27 +192,16 @@ def write(path: Path, proposals: Sequence[Proposal]) -> int:
         start, end = at[row]
         text = text[:start] + status + text[end:]
     bom = raw[:3] if raw.startswith(b"\xef\xbb\xbf") else b""
-    _replace(path, bom + text.encode("utf-8"), _promoted(before, moves))
+    wanted = _promoted(before, moves)
+
+    def check(fresh: Path) -> None:
+        if load_matrix(fresh) != wanted:
+            raise ConformanceError(f"{path}: the edited matrix does not read as it should; it was left as it is")
+
+    replace_file(path, bom + text.encode("utf-8"), check)
     return len(moves)
 
 
 def _promoted(matrix: Matrix, moves: dict[str, Status]) -> Matrix:
     rows = tuple(row.model_copy(update={"status": moves.get(row.id, row.status)}) for row in matrix.rows)
     return matrix.model_copy(update={"rows": rows})
-
-
-def _replace(path: Path, content: bytes, wanted: Matrix) -> None:
-    fresh = path.with_name(f".{path.name}.new")
-    try:
-        with fresh.open("wb") as file:
-            file.write(content)
-            os.fsync(file.fileno())
-        if load_matrix(fresh) != wanted:
-            raise ConformanceError(f"{path}: the edited matrix does not read as it should; it was left as it is")
-        shutil.copymode(path, fresh)
-        os.replace(fresh, path)
-    except OSError as fault:
-        raise UsageFault(f"{path}: cannot be written: {fault.strerror}") from None
-    finally:
-        with contextlib.suppress(OSError):
-            fresh.unlink(missing_ok=True)

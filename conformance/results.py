@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cache
@@ -40,7 +41,7 @@ Device = Literal["npu", "emulated"]
 Route = Literal["engine", "worker"]
 ROUTES: tuple[Route, ...] = get_args(Route)
 
-_STRICT = ConfigDict(extra="forbid", strict=True)
+_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,8 @@ class CheckRecord:
 class OperatorRecord:
     """One family of operators under generated inputs.
 
-    `worst_ratio` is the largest error over that of plain torch in the same dtype (see `operators.tolerance`), None when no
-    case came to a finite number. `falsifying` is the text of a test that fails in the same way. `wall_s` is in seconds.
+    `worst_ratio` is the largest error over the rounding error to be expected in the dtype (see `operators.tolerance`), None
+    when no case came to a finite number. `falsifying` is the text of a test that fails in the same way. `wall_s` is in seconds.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -292,13 +293,32 @@ def _parse(path: Path, number: int, text: bytes) -> Header | CheckRecord | Opera
     if len(text) > MAX_LINE_BYTES:
         raise UsageFault(f"{path}:{number}: longer than {MAX_LINE_BYTES} bytes; right form: one check a line")
     try:
-        return line_adapter().validate_json(text)
+        line = line_adapter().validate_json(text)
+        _require_plain_json(text)
     except ValidationError as fault:
         first = fault.errors(include_url=False, include_input=False)[0]
         key = ".".join(str(part)[:60] for part in first["loc"][1:])
         what = f"key {key!r}: {first['msg']}" if key else first["msg"]
         one_line = " ".join(what.split())[:300]
         raise UsageFault(f"{path}:{number}: {one_line}; right form: results.schema.json") from None
+    except ValueError as fault:
+        raise UsageFault(f"{path}:{number}: {fault}; right form: results.schema.json") from None
+    return line
+
+
+def _require_plain_json(text: bytes) -> None:
+    """ValueError for what pydantic's reader lets through and other readers take otherwise: a key twice, NaN and Infinity."""
+
+    def once(pairs: list[tuple[str, object]]) -> None:
+        twice = [key for key, count in Counter(key for key, _value in pairs).items() if count > 1]
+        if twice:
+            raise ValueError(f"key {twice[0][:60]!r} is there twice")
+
+    def refuse(word: str) -> None:
+        raise ValueError(f"{word} is no JSON number")
+
+    # Numbers stay text: one of thousands of digits takes a while to convert.
+    json.loads(text.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse, parse_int=str, parse_float=str)
 
 
 def _assemble(path: Path, lines: list[Header | CheckRecord | OperatorRecord | Footer]) -> ResultSet:

@@ -165,8 +165,8 @@ class Runner(contextlib.AbstractContextManager["Runner"]):
     def _on_hardware(self) -> bool:
         """Whether ranks that use the device must be spawned.
 
-        Imports may have called the driver already (verl asks whether there is a device, MindSpeed which), and a fork of a
-        process that has is not supported. What uses no device (fixtures, questions, the reference) is forked on hardware, too.
+        The warm process has called the driver by then: verl asks when it is imported whether there is a device. A fork of such a
+        process is nothing that a driver promises to bear. What uses no device (fixtures, questions, the reference) is forked.
         """
         return self.imported is not None and self.imported.device == "npu"
 

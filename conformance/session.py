@@ -63,9 +63,9 @@ class Session:
     def __init__(self, config: pytest.Config) -> None:
         self.config = config
         self.matrix_file: Path = config.getoption("matrix")
+        self.matrix = matrix.load_matrix(self.matrix_file)
         #: Rows of somebody else's: what is said of them stays in the run's directory.
         self.is_own_matrix = self.matrix_file.resolve() != matrix.MATRIX
-        self.matrix = matrix.load_matrix(self.matrix_file)
         self.known = known.load_beside(self.matrix_file, self.matrix)
         self.rows = self._selected(config.getoption("row"))
         for row in self.rows:

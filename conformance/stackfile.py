@@ -61,10 +61,11 @@ class StackFile:
         """What differs from the stack, one line each; such a combination is run, and said to be untested."""
         found = []
         for package in packages:
-            pin = self.pins.get(canonicalize_name(package.name))
+            name = canonicalize_name(package.name)
+            pin = self.pins.get(name)
             if pin is not None and not satisfies(package.version, pin):
                 found.append(f"{package.name} {package.version} (the stack pins {pin.specifier})")
-            if package.name == "mindspeed" and self.branch is not None and package.version != self.branch:
+            if name == "mindspeed" and self.branch is not None and package.version != self.branch:
                 found.append(f"MindSpeed branch {package.version} (the stack is tested with {self.branch})")
         return tuple(found)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from conformance import config as verl_config
 from conformance import extensions, models, releases
+from conformance.errors import ConformanceError
 from conformance.matrix import Role
 from conformance.probes import Facts
 from conformance.releases import Driver, Opening
@@ -86,6 +87,7 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
     from conformance.probes.calls import CallCounter
     from conformance.probes.trace import DispatchTrace
 
+    _take_device(context)
     driver = releases.current().routes[spec.route].open(opening)
     clock.lap("engine")
 
@@ -127,6 +129,20 @@ def run(spec: StepSpec, context: RankContext) -> StepResult:
         probe_faults=probe_faults,
         seconds=clock.laps,
     )
+
+
+def _take_device(context: RankContext) -> None:
+    """Choose the device with this rank's number. verl leaves that to Ray, which shows a worker one device only.
+
+    ConformanceError when there are fewer devices than ranks: that says nothing about the row.
+    """
+    from verl.utils.device import get_torch_device
+
+    devices = get_torch_device()
+    count = devices.device_count()
+    if count < context.world_size:
+        raise ConformanceError(f"the case needs {context.world_size} NPUs, and {count} can be seen here")
+    devices.set_device(context.rank)
 
 
 def export_weights(driver: Driver) -> tuple[dict[str, torch.Tensor] | None, Raised | None]:

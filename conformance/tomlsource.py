@@ -39,7 +39,7 @@ def load_toml(path: Path) -> Document:
         line = (place.group(1) if place else None) or len(text.splitlines()) or 1
         what = _PLACE.sub("", str(fault)) if isinstance(fault, tomllib.TOMLDecodeError) else "too deep or too long a value"
         raise UsageFault(f"{name}:{line}: {what}; right form: TOML, see the published schema") from None
-    return Document(name, data, _lines(text))
+    return Document(name, data, _lines(text), list_form='["a", "b"], or a [[name]] above each item that is a mapping')
 
 
 def _lines(text: str) -> dict[Location, int]:

@@ -7,6 +7,7 @@ booleans); tags, anchors and aliases are refused, so nothing is constructed or e
 from __future__ import annotations
 
 import difflib
+import os.path
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -88,12 +89,16 @@ class Strictly(BaseModel):
 
 @dataclass(frozen=True)
 class Document:
-    """The data of one file, the line (from 1) of every node, and where in the text (after a BOM) each YAML scalar stands."""
+    """The data of one file, the line (from 1) of every node, and where in the text (after a BOM) each YAML scalar stands.
+
+    `list_form` says how its language writes a list.
+    """
 
     name: str
     data: Any
     lines: Mapping[Location, int]
     spans: Mapping[Location, tuple[int, int]] = field(default_factory=dict)
+    list_form: str = "one '- item' a line"
 
     def fault(self, at: Location, text: str, line: int | None = None) -> UsageFault:
         """`file:line: row 'x': key 'y': text` for the node at `at`, or for the nearest one that exists above it."""
@@ -145,8 +150,8 @@ def load(path: Path) -> Document:
 
 def display(path: Path) -> str:
     """The path as a user would type it: below the working directory, relative to it."""
-    resolved = path.resolve()
-    return str(resolved.relative_to(Path.cwd())) if resolved.is_relative_to(Path.cwd()) else str(path)
+    absolute = Path(os.path.abspath(path))  # not Path.resolve, which a loop of links stops
+    return str(absolute.relative_to(Path.cwd())) if absolute.is_relative_to(Path.cwd()) else str(path)
 
 
 def read_bounded(path: Path, name: str, limit: int) -> bytes:
@@ -210,7 +215,7 @@ def validate(document: Document, model: type[M]) -> M:
     except ValidationError as fault:
         first = fault.errors(include_url=False)[0]
         at = (*first["loc"], *first.get("ctx", {}).get("at", ()))
-        raise document.fault(at, _explain(first)) from None
+        raise document.fault(at, _explain(first, document.list_form)) from None
 
 
 #: pydantic's error type -> (what is wrong, right form), filled from the error's own context.
@@ -224,7 +229,7 @@ _EXPLAINED = {
     "literal_error": ("{input} is not allowed", "one of {expected}"),
     "model_type": ("{input} is not a mapping", "a mapping with the fields of the published schema"),
     "mapping_type": ("{input} is not a mapping", "a mapping"),
-    "tuple_type": ("{input} is not a list", "a list: one '- item' a line"),
+    "tuple_type": ("{input} is not a list", "a list: {list_form}"),
     "greater_than_equal": ("{input} is too small", "at least {ge}"),
     "less_than_equal": ("{input} is too large", "at most {le}"),
     "too_short": ("too few items", "at least {min_length}"),
@@ -234,11 +239,11 @@ _EXPLAINED = {
 }
 
 
-def _explain(error: ErrorDetails) -> str:
+def _explain(error: ErrorDetails, list_form: str) -> str:
     if error["type"] not in _EXPLAINED:
         return error["msg"]
     what, right = _EXPLAINED[error["type"]]
-    context: dict[str, Any] = {**error.get("ctx", {}), "input": _shown(error["input"])}
+    context: dict[str, Any] = {**error.get("ctx", {}), "input": _shown(error["input"]), "list_form": list_form}
     return f"{what.format(**context)}; right form: {right.format(**context)}"
 
 

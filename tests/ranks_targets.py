@@ -21,10 +21,12 @@ from typing import Any, NoReturn
 
 from ranks_processes import is_zombie, wait_until
 
-from conformance.ranks import RankContext, capture, jobs, processes, rank, wire
+from conformance.ranks import RankContext, capture, jobs, processes, rank, spawned, wire
 
 #: Global state that a job changes; the next job must not see the change.
 STATE = ["imported"]
+#: Pids of the processes that have run preload, of which this one is a fork, or is one.
+PRELOADED_BY: list[int] = []
 
 
 class Touch:
@@ -46,11 +48,20 @@ def preload(faults: Sequence[str] = ()) -> int:
     jobs.GRACE_S = 0.3
     for fault in faults:
         FAULTS[fault]()
+    PRELOADED_BY.append(os.getpid())
     return os.getpid()
 
 
 def preload_unchanged(_: object) -> int:
     return os.getpid()
+
+
+def preload_once(_: object) -> int:
+    """Raises in every rank that runs it again."""
+    if "PRELOADED" in os.environ:
+        raise OSError("not again")
+    os.environ["PRELOADED"] = "1"
+    return preload()
 
 
 def preload_with_thread(_: object) -> None:
@@ -152,6 +163,11 @@ def segfault(_: object, __: RankContext) -> None:
 def sleep_for_ever(_: object, __: RankContext) -> None:
     while True:
         time.sleep(1)
+
+
+def preloaded_by(_: object, __: RankContext) -> tuple[bool, int]:
+    """Whether this process alone has run preload, and its process group."""
+    return [os.getpid()] == PRELOADED_BY, os.getpgid(0)
 
 
 def read_from_pipe(_: object, __: RankContext) -> None:
@@ -323,6 +339,10 @@ def _whole_log() -> None:
 
 def _same_scratch() -> None:
     plant(shutil, "rmtree", lambda *_, **__: None)
+
+
+def _forks_only() -> None:
+    plant(spawned, "live", rank.live)
 
 
 def _no_environment() -> None:

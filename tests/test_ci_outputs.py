@@ -35,6 +35,7 @@ ISSUE = KnownIssue.model_validate(
         "check": "engaged",
         "backend": "mindspeed",
         "outcome": "crash",
+        "contains": "no",
         "reason": "r",
         "link": "https://example.org",
         "roles": ("actor",),

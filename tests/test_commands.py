@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import json
+import math
 import os
 import subprocess
 import sys
@@ -206,6 +208,12 @@ HOSTILE_FILES: dict[str, bytes] = {
     "a key with escapes": spoilt(lambda r: r.update({"\x1b[31m\u202e\nx": 1})),
     "a path as an outcome": spoilt(lambda r: r.update(outcome="/etc/passwd")),
     "a huge number": spoilt(lambda r: r.update(wall_s=10**400)),
+    "NaN": spoilt(lambda r: r.update(wall_s=math.nan)),
+    "Infinity": spoilt(lambda r: r.update(wall_s=-math.inf)),
+    "NaN deep in a detail": spoilt(lambda r: r.update(detail={"figures": {"loss": [math.nan]}})),
+    "an overflow": spoilt(lambda r: r.update(wall_s=0.125)).replace(b": 0.125", b": 1e999"),
+    "a key twice": spoilt(dict.copy).replace(b'"outcome": "pass"', b'"outcome": "pass", "outcome": "fail"', 1),
+    "a key twice in a detail": spoilt(lambda r: r.update(detail={"a": [{"b": 1}]})).replace(b'{"b": 1}', b'{"b": 1, "b": 2}'),
     "no footer": spoilt(dict.copy),
 }
 
@@ -224,6 +232,116 @@ def test_a_results_file_from_a_stranger(
     assert said.err.startswith(f"error: {bad}:")
     assert said.err.count("\n") == 1
     assert said.err.rstrip("\n").isprintable()
+
+
+def test_what_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    bad = tmp_path / "bad.jsonl"
+    for name, words in {
+        "NaN": "key 'wall_s': Input should be a finite number",
+        "Infinity": "key 'wall_s': Input should be a finite number",
+        "an overflow": "key 'wall_s': Input should be a finite number",
+        "NaN deep in a detail": "NaN is no JSON number",
+        "a key twice": "key 'outcome' is there twice",
+        "a key twice in a detail": "key 'b' is there twice",
+    }.items():
+        bad.write_bytes(HOSTILE_FILES[name])
+        assert called(monkeypatch, "badge", bad) == 2
+        assert f"bad.jsonl:2: {words}; right form: results.schema.json" in capsys.readouterr().err, name
+
+
+def test_a_loop_of_links_is_2_and_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, good: Path
+) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    for arguments in (
+        ["gate", good, "--against", good, "--policy", loop],
+        ["promote", good, "--policy", loop],
+        ["--matrix", loop, "explain", "tp"],
+        ["--matrix", loop, "badge", good],
+        ["table", good, "--into", loop],
+        ["diff", good, good, "--into", loop],
+    ):
+        assert called(monkeypatch, *arguments) == 2, arguments
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert f"{loop}: " in said.err
+        assert "Too many levels of symbolic links" in said.err
+
+
+def test_a_loop_of_links_as_the_rows_of_a_run_is_2_and_one_line(tmp_path: Path) -> None:
+    loop = tmp_path / "loop.yaml"
+    loop.symlink_to(loop)
+    command = [sys.executable, "-m", "pytest", "conformance", "--matrix", str(loop), "--reports", str(tmp_path / "reports")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2
+    said = done.stdout + done.stderr
+    assert said.count(f"{loop}: cannot be read: Too many levels of symbolic links") == 1
+    assert "INTERNALERROR" not in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "reports").exists()
+
+
+PLACES = "<!-- table: written by python -m conformance table -->\n<!-- end of table -->\n"
+PLACES += "<!-- upgrade: written by python -m conformance diff -->\n<!-- end of upgrade -->\n"
+
+
+@pytest.mark.parametrize("command", ["table", "diff"])
+def test_into_wants_utf8_and_writes_all_or_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path, good: Path, command: str
+) -> None:
+    into = tmp_path / "pages" / "README.md"
+    into.parent.mkdir()
+    sides = [good] if command == "table" else [good, good]
+    before = b"caf\xe9\r\n" + PLACES.encode()
+    into.write_bytes(before)
+    assert called(monkeypatch, command, *sides, "--into", into) == 2
+    assert capsys.readouterr().err == f"error: {into}: not UTF-8; right form: a Markdown file in UTF-8\n"
+    assert into.read_bytes() == before
+
+    into.write_bytes("café\r\n".encode() + PLACES.encode())
+    into.chmod(0o640)
+    whole = into.read_bytes()
+    with monkeypatch.context() as broken:
+        broken.setattr("conformance.replace.os.replace", lambda *_paths: os.open(into / "x", 0))
+        assert called(broken, command, *sides, "--into", into) == 2
+    assert capsys.readouterr().err == f"error: {into}: cannot be written: Not a directory\n"
+    assert into.read_bytes() == whole, "the old one, whole"
+    assert called(monkeypatch, command, *sides, "--into", into) == 0
+    assert into.read_bytes().startswith("café\r\n<!-- table".encode())
+    assert len(into.read_bytes()) > len(whole)
+    assert into.stat().st_mode & 0o777 == 0o640
+    assert list(into.parent.iterdir()) == [into]
+
+
+def test_into_a_link_writes_the_file_that_it_leads_to(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, good: Path) -> None:
+    page, link = tmp_path / "page.md", tmp_path / "link.md"
+    page.write_text(PLACES)
+    link.symlink_to(page)
+    assert called(monkeypatch, "table", good, "--into", link) == 0
+    assert link.is_symlink()
+    assert "| row | keys |" in page.read_text(encoding="utf-8")
+
+
+def test_the_schemas_have_a_command_like_the_others(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    command = importlib.import_module("conformance.schema.__main__")
+    for arguments, code in [(["--help"], 0), (["extra"], 2), (["--loud"], 2)]:
+        monkeypatch.setattr(command, "texts", lambda: pytest.fail("it wrote"))
+        monkeypatch.setattr(sys, "argv", ["schema", *arguments])
+        assert __main__.run(command.write_schemas, "conformance.schema") == code
+        said = capsys.readouterr()
+        assert ("Write the published JSON schemas" in said.out) == (code == 0)
+        assert said.err.count("\n") == (code == 2)
+
+
+def test_the_schemas_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = importlib.import_module("conformance.schema.__main__")
+    monkeypatch.setattr(command, "DIRECTORY", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["schema"])
+    assert __main__.run(command.write_schemas, "conformance.schema") == 0
+    assert {path.name for path in tmp_path.iterdir()} == set(command.texts())
+    monkeypatch.setattr(command, "DIRECTORY", tmp_path / "none")
+    assert __main__.run(command.write_schemas, "conformance.schema") == 2
 
 
 def test_paths_in_results_are_not_followed(tmp_path: Path, good: Path) -> None:

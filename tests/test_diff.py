@@ -18,6 +18,7 @@ from conformance import parity
 from conformance.diff import LADDER, Diff, compare, direction, read_whole, verdict_direction
 from conformance.errors import UsageFault
 from conformance.report.difference import summary, to_json, to_markdown, to_terminal
+from conformance.report.upgrade import upgrade_table
 from conformance.results import OUTCOMES, Outcome, Package, ResultSet
 from conformance.schema import texts
 from conformance.verdict import Verdict
@@ -157,6 +158,24 @@ def test_figures_that_no_program_can_read_are_said_to_be_missing() -> None:
     assert not changed(result_set(both), result_set(both)).notes
 
 
+def test_figures_of_one_side_are_counted_and_those_that_are_gone_are_named() -> None:
+    both = {"measured": {**measured(1.0)["measured"], **measured(1.0, quantity="loss")["measured"]}}
+    cases = [(both, both, 0, 0), (both, measured(1.0), 1, 0), (measured(1.0), measured(1.0, quantity="entropy"), 2, 1)]
+    for old, new, alone, gone in cases:
+        found = changed(parity_set(new), parity_set(old))
+        assert [note for note in found.notes if "one side only" in note] == (
+            [f"{alone} figures are on one side only, by their names: not compared"] if alone else []
+        )
+        assert [(g.row, g.role, g.precision, g.quantities) for g in found.figures_gone] == [
+            ("tp", "actor", "float32", ("log_probs",))
+        ] * gone
+        assert ("nothing changed" in summary(found)) == (not gone)
+        for text in (to_terminal(found), to_markdown(found)):
+            assert ("Figures that are gone" in text) == bool(gone)
+    failed = changed(parity_set({}, "fail"), parity_set(measured(1.0)))
+    assert failed.figures_gone == (), "it regressed, which says more"
+
+
 def test_a_parity_check_writes_what_the_diff_reads() -> None:
     for difference in (1.0, math.inf, math.nan):
         figure = parity.Figure("log_probs", difference, 4.0, "sequence 0")
@@ -191,6 +210,8 @@ def test_packages_that_moved() -> None:
     assert old_new["mindspeed"] == (None, "r")
     assert "torch" not in old_new
     assert "r (abc)" in to_terminal(found)
+    assert "packages of the new run only: mindspeed" in found.notes
+    assert "packages of the old run only: torch" in changed(result_set(stack=STACK[:2])).notes
     elsewhere = changed(result_set(stack=(replace(STACK[0], path="x/verl"), *STACK[1:])))
     assert "at x/verl" in to_terminal(elsewhere)
 
@@ -242,6 +263,21 @@ def test_hostile_text_is_shown_and_does_nothing(render: Callable[[Diff], str]) -
     if render is to_markdown:
         assert "\\<script\\>" in page
         assert "<script>" not in page.replace("\\<", "")
+
+
+def test_the_upgrade_table_says_what_makes_its_sides_hard_to_compare() -> None:
+    with_figures = result_set([replace(r, detail=measured(1.0)) for r in GOOD.checks])
+    assert "Note" not in upgrade_table(with_figures, with_figures, ROWS)
+    other = result_set(matrix_sha256="1" * 64, route="worker", stack=(*STACK[:2], Package("x" + HOSTILE, "1")))
+    page = upgrade_table(with_figures, other, ROWS)
+    notes = [line for line in page.splitlines() if line.startswith("- Note: ")]
+    assert notes[:3] == [
+        "- Note: the matrices differ: the two runs did not test the same thing.",
+        "- Note: the ways through verl differ: engine and worker.",
+        "- Note: packages of the old run only: torch.",
+    ]
+    assert notes[3].startswith("- Note: packages of the new run only: xa")
+    assert "<script>" not in page.replace("\\<", "")
 
 
 def test_the_committed_reports_compare() -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from conformance.matrix import ROLES, Row
 from conformance.report.row_page import WRITTEN, index_page, row_page
 from conformance.report.verdict_page import prose, verdict_page
 from conformance.report.view import View
+from conformance.results import Package
 
 ROOT = Path(__file__).resolve().parents[1]
 PARSER = MarkdownIt("commonmark").enable(["table", "strikethrough"])
@@ -126,10 +128,63 @@ def test_a_page_that_forgets_to_escape_is_caught(monkeypatch: pytest.MonkeyPatch
 
 def test_a_link_stays_one_link() -> None:
     link = "https://example.org/a)[x](javascript:b)<c>\\`|"
-    issue = KnownIssue(row="tp", check="parity", backend="plain", outcome="crash", reason=HOSTILE[:500], link=link)
+    issue = KnownIssue(
+        row="tp", check="parity", backend="plain", outcome="crash", contains=HOSTILE[:500], reason=HOSTILE[:500], link=link
+    )
     page = row_page(MATRIX["tp"], [], [issue])
     links = [c.attrs["href"] for t in PARSER.parse(page) for c in t.children or [] if c.type == "link_open"]
     assert links == ["../verdicts.md", "https://example.org/a)%5Bx%5D(javascript:b)%3Cc%3E%5C%60%7C"]
+
+
+def views(*headers: dict[str, object]) -> list[View]:
+    tame = written("seen")
+    return [View(replace(tame, header=replace(tame.header, **header)), MATRIX.rows) for header in headers]  # type: ignore[arg-type]
+
+
+def test_stacks_are_told_apart_by_their_names() -> None:
+    stack = (Package("verl", "0.7.0"), Package("mindspeed", "2.3.0_core_r0.12.1"), Package("megatron-core", "0.12.1"))
+    several = views(
+        {"stack": stack},
+        {"stack": stack, "route": "worker"},
+        {"stack": stack, "device": "npu"},
+        {"stack": stack, "untested": ("torch 2",)},
+        {"stack": stack, "backend": "plain"},
+    )
+    names = [
+        "verl 0.7.0, MindSpeed 2.3.0_core_r0.12.1, engine, emulated NPU",
+        "verl 0.7.0, MindSpeed 2.3.0_core_r0.12.1, worker, emulated NPU",
+        "verl 0.7.0, MindSpeed 2.3.0_core_r0.12.1, engine, NPU",
+        "verl 0.7.0, MindSpeed 2.3.0_core_r0.12.1, engine, emulated NPU, untested",
+        "verl 0.7.0, plain megatron-core 0.12.1, engine, emulated NPU",
+    ]
+    index = index_page(MATRIX.rows, several).splitlines()
+    assert f"| row | {' | '.join(names)} |" in index
+    assert [line.partition("**: ")[0] for line in index if line.startswith("- **")] == [f"- **{name}" for name in names]
+    page = row_page(MATRIX["tp"], several, ()).splitlines()
+    assert [line for line in page if line.startswith("### ")][1:] == [f"### {name}" for name in names]
+
+
+def test_the_published_stacks_have_different_names(pages: dict[str, str]) -> None:
+    columns = next(line for line in pages["rows/index.md"].splitlines() if line.startswith("| row |")).split(" | ")
+    assert len(columns) == len(set(columns)) > 3
+    for row in MATRIX.rows:
+        heads = [line for line in pages[f"rows/{row.id}.md"].splitlines() if line.startswith("#")]
+        assert len(heads) == len(set(heads)) > 3
+
+
+def test_a_cell_of_the_index_names_the_roles_where_they_differ() -> None:
+    tame = written("seen")
+    checks = tuple(replace(r, outcome="refused") if (r.row, r.role) == ("tp", "ref") else r for r in tame.checks)
+    index = index_page(MATRIX.rows, [View(replace(tame, checks=checks), MATRIX.rows)])
+    assert "| [TP](tp.md): tensor parallelism | actor ✅ works, ref ⛔ refused |" in index
+    assert "| [PP](pp.md): pipeline parallelism | ✅ works |" in index
+
+
+def test_a_known_fault_names_its_route() -> None:
+    issue = KnownIssue(row="tp", check="parity", backend="plain", outcome="crash", contains="c", reason="r", link="https://a.b")
+    assert "backend plain: 💥 crash" in row_page(MATRIX["tp"], [], [issue])
+    with_route = issue.model_copy(update={"route": "worker"})
+    assert "backend plain, route worker: 💥 crash" in row_page(MATRIX["tp"], [], [with_route])
 
 
 def test_the_page_on_verdicts_follows_the_code(monkeypatch: pytest.MonkeyPatch) -> None:

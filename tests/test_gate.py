@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from result_sets import MATRIX, result_set, with_check, with_operator
+from result_sets import MATRIX, measured, result_set, with_check, with_operator
 
 from conformance.diff import compare
 from conformance.errors import UsageFault
 from conformance.gate import Judgement, Policy, Waiver, judge, lines, load_policy
-from conformance.results import ResultSet
+from conformance.results import Outcome, ResultSet
 from conformance.schema import texts
 
 TODAY = datetime.date(2026, 9, 1)
@@ -53,7 +53,7 @@ def test_red_on_a_regression() -> None:
     ]
     assert kinds(judged(CRASHED, old=CRASHED)) == [], "red before and after is no regression"
     not_run = with_check(GOOD, "tp", "actor", "engaged", outcome="not_run")
-    assert kinds(judged(not_run)) == ["regressed"]
+    assert kinds(judged(not_run)) == ["lost"]
 
 
 def test_red_when_a_check_is_gone() -> None:
@@ -62,6 +62,76 @@ def test_red_when_a_check_is_gone() -> None:
     assert len(judged(replace(GOOD, checks=())).red) == len(GOOD.checks), "an empty set is not green"
     new_and_broken = with_check(GOOD, "tp", "actor", "engaged", outcome="crash")
     assert kinds(judged(new_and_broken, old=replace(GOOD, checks=rest))) == [], "what is new did not regress"
+
+
+def outcome_of_gate(old: Outcome | None, new: Outcome | None) -> tuple[list[str], bool]:
+    """The kinds of red for one check that goes from `old` to `new` (None: there is no such check), and whether it is noted."""
+
+    def side(outcome: Outcome | None) -> ResultSet:
+        name = ("tp", "ref", "documented", "engaged", None)
+        if outcome is None:
+            return replace(GOOD, checks=tuple(r for r in GOOD.checks if r.name != name))
+        return with_check(GOOD, "tp", "ref", "engaged", outcome=outcome, summary="why")
+
+    found = judged(side(new), old=side(old))
+    said = f"note: no pass, and no answer before: tp ref engaged: {old or 'not there'}, now {new}: why"
+    assert (said in lines(found)) == bool(found.noted)
+    return kinds(found), bool(found.noted)
+
+
+def test_the_rule_over_all_pairs_of_outcomes() -> None:
+    """Written out as the table of docs/gate-in-ci.md."""
+    ladder: tuple[Outcome, ...] = ("pass", "always_on", "no_effect", "refused", "crash", "fail")
+    silent: tuple[Outcome | None, ...] = ("not_run", "unsupported", "error", None)
+    for i, old in enumerate(ladder):
+        for j, new in enumerate(ladder):
+            assert outcome_of_gate(old, new) == (["regressed"] if j > i else [], False), (old, new)
+        assert outcome_of_gate(old, "not_run") == outcome_of_gate(old, "unsupported") == (["lost"], False), old
+    for old_silent in silent:
+        assert outcome_of_gate(old_silent, "pass") == ([], False)
+        for new in ladder[1:]:
+            assert outcome_of_gate(old_silent, new) == ([], True), (old_silent, new)
+        for new_silent in ("not_run", "unsupported"):
+            assert outcome_of_gate(old_silent, new_silent) == ([], False), (old_silent, new_silent)  # type: ignore[arg-type]
+    for any_old in (*ladder, *silent):
+        assert outcome_of_gate(any_old, "error") == (["error of this suite"], False)
+        assert any_old is None or outcome_of_gate(any_old, None) == (["gone"], False)
+
+
+def test_a_lost_answer_of_an_operator_is_red_and_a_new_failure_of_one_is_noted() -> None:
+    good, silent, bad = (with_operator(GOOD, outcome, "why") for outcome in ("pass", "not_run", "fail"))
+    assert kinds(judged(silent, old=good)) == ["lost"]
+    for old in (silent, GOOD):
+        found = judged(bad, old=old)
+        assert kinds(found) == []
+        assert any("note: no pass, and no answer before: operator rms_norm: " in line for line in lines(found))
+
+
+def test_a_new_failure_is_red_where_the_row_must_work() -> None:
+    policy = Policy.model_validate({"must_work": ({"rows": ("tp",)},)})
+    silent = with_check(GOOD, "tp", "ref", "engaged", outcome="not_run")
+    broken = with_check(GOOD, "tp", "ref", "engaged", outcome="crash")
+    assert kinds(judged(broken, policy, old=silent)) == ["must work"]
+
+
+def test_red_when_a_parity_check_has_lost_its_figures() -> None:
+    def measuring(detail: dict[str, Any], outcome: Outcome = "pass") -> ResultSet:
+        return with_check(GOOD, "tp", "actor", "parity", "float32", detail=detail, outcome=outcome)
+
+    old = measuring(measured(1.0))
+    assert kinds(judged(old, old=old)) == []
+    for detail in ({}, {"measured": {}}, measured(1.0, quantity="entropy"), {"measured": {"log_probs": 3}}):
+        found = judged(measuring(detail), old=old)
+        assert kinds(found) == ["figures gone"], detail
+        assert lines(found)[0] == (
+            "RED figures gone: tp actor parity float32: passes, and has none of its figures any more: log_probs"
+        )
+        covering = Policy(waiver=(Waiver(row="tp", until=TODAY, reason="r", check="parity", precision="float32"),))
+        assert kinds(judged(measuring(detail), covering, old=old)) == []
+    assert kinds(judged(old, old=measuring({}))) == [], "figures that came"
+    assert kinds(judged(measuring({}, "fail"), old=old)) == ["regressed"], "told once"
+    more = {"measured": {**measured(1.0)["measured"], **measured(1.0, quantity="loss")["measured"]}}
+    assert kinds(judged(old, old=measuring(more))) == [], "some are left"
 
 
 def test_red_on_an_error_of_the_suite_also_where_there_was_one_before() -> None:
@@ -178,11 +248,11 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
     [
         ('rows = ["tp"]', 'rows = ["tpp"]', ":2: row number 1: key 'rows': 'tpp' is no row; right form: did you mean 'tp'?"),
         ('rows = ["tp"]', "rows = []", ":2: row number 1: key 'rows': too few items; right form: at least 1"),
-        ('rows = ["tp"]', 'rows = "tp"', ":2: row number 1: key 'rows': 'tp' is not a list"),
+        ('rows = ["tp"]', 'rows = "tp"', ":2: row number 1: key 'rows': 'tp' is not a list; right form: a list: [\"a\", \"b\"]"),
         ('rows = ["tp"]', 'rows = ["tp"]\nroles = ["critic"]', ":3: row number 1: key 'roles[0]': 'critic' is not allowed"),
         ('rows = ["tp"]', 'rows = ["tp"]\nverdicts = ["green"]', ":3: row number 1: key 'verdicts[0]': 'green' is no verdict"),
         ("[[must_work]]", "[[mustwork]]", ":1: key 'mustwork': unknown field 'mustwork'; right form: did you mean 'must_work'?"),
-        ("[[waiver]]", "[waiver]", ":4: key 'waiver': a mapping is not a list"),
+        ("[[waiver]]", "[waiver]", ':4: key \'waiver\': a mapping is not a list; right form: a list: ["a", "b"], or a [[name]]'),
         (
             "2026-12-31",
             '"2026-12-31"',
@@ -199,6 +269,7 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
         ("2026-12-31", "2026-02-30", ":7: Invalid date or datetime"),
         ("until = 2026-12-31\n", "", ":4: row 'swap-optimizer': key 'until': missing"),
         ('"because"', '""', ":8: row 'swap-optimizer': key 'reason': empty text"),
+        ('"because"', '" \\t"', ":8: row 'swap-optimizer': key 'reason': blank text; right form: why it is waived"),
         ('"because"', '"because', ":8: "),
         ('"because"', '"a"\nwhy = 1', ":9: row 'swap-optimizer': key 'why': unknown field 'why'"),
         ('"because"', '"a"\nreason = "b"', ":9: Cannot overwrite a value"),

@@ -7,20 +7,24 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from markdown_it import MarkdownIt
+from pages import HOSTILE
 
 from conformance.errors import UsageFault
 from conformance.known import KnownIssue, judge, load_known, match, require_one_each, unused
-from conformance.matrix import load_matrix
-from conformance.results import CheckRecord, Header, Package, UpstreamException
+from conformance.matrix import ROOT, load_matrix
+from conformance.report.upstream_page import upstream_page
+from conformance.results import CheckRecord, Header, Package, UpstreamException, read_results
 
 HEADER = Header(
     started="2026-09-01T00:00:00Z",
     device="emulated",
     backend="mindspeed",
     precisions=("float32",),
-    stack=(Package("mindspeed", "0.16.0"), Package("megatron_core", "0.16.1+local")),
+    stack=(Package("mindspeed", "core_r0.16.0"), Package("megatron_core", "0.16.1+local")),
     matrix_sha256="0" * 64,
     rows=("tp", "mc2"),
     complete_selection=True,
@@ -51,7 +55,8 @@ issues:
     check: engaged
     backend: mindspeed
     outcome: crash
-    versions: {mindspeed: "==0.16.*"}
+    versions: {mindspeed: core_r0.16.0, megatron-core: "==0.16.*"}
+    contains: tp_group
     reason: no tp_group parameter
     link: https://example.org/1
 """
@@ -63,6 +68,42 @@ def entry(**fields: object) -> KnownIssue:
 
 def test_the_shipped_list_loads_and_names_rows_that_exist() -> None:
     load_known(matrix=load_matrix())
+
+
+@pytest.fixture(scope="module")
+def covered() -> list[tuple[KnownIssue, CheckRecord]]:
+    """Each entry of the shipped list with each check of the published runs that it covers."""
+    runs = [read_results(path) for path in sorted(ROOT.glob("reports/*/results.jsonl"))]
+    return [(e, r) for run in runs for e in load_known() if e.applies(run.header) for r in run.checks if e.covers(r)]
+
+
+def saying(record: CheckRecord, text: str) -> CheckRecord:
+    raised = replace(record.exception, message=text) if record.exception else None
+    return replace(record, summary=text, exception=raised)
+
+
+def test_another_fault_in_place_of_any_known_one_differs(covered: list[tuple[KnownIssue, CheckRecord]]) -> None:
+    assert {e.model_dump_json() for e, _ in covered} == {e.model_dump_json() for e in load_known()}, "a run for each entry"
+    for issue, record in covered:
+        assert judge(issue, record) is None, "the published runs are as the list says"
+        assert judge(issue, saying(record, "another fault")) is not None, issue
+    distinct = {(issue.reason, r.outcome, r.summary): r for issue, r in covered}
+    for issue in load_known():
+        taken = [
+            summary for (reason, _, summary), record in distinct.items() if reason != issue.reason and not judge(issue, record)
+        ]
+        assert not taken, f"{issue.row}, {issue.contains!r} is said by another known fault too: {taken}"
+
+
+def test_every_entry_says_where_it_was_found() -> None:
+    """By link: a thread, or a file at a commit with its line; not a repository as a whole, nor a line that moves."""
+    for issue in load_known():
+        parts = urlsplit(issue.link)
+        assert len(parts.path.strip("/").split("/")) > 2, f"{issue.row}: {issue.link} is no place"
+        if parts.fragment.startswith("L"):
+            assert re.search(r"/blob/([0-9a-f]{40}|v[0-9.]+|core_v[0-9.]+)/", parts.path), f"{issue.row}: {issue.link} will move"
+        if issue.backend == "mindspeed":
+            assert set(issue.versions) == {"verl", "megatron-core", "mindspeed"}
 
 
 def test_a_good_entry_loads(tmp_path: Path) -> None:
@@ -85,11 +126,23 @@ def test_a_good_entry_loads(tmp_path: Path) -> None:
         ("check: engaged", "check: engage", r":3: row 'mc2': key 'check': 'engage' is not allowed; right form: one of"),
         ("outcome: crash", "outcome: pass", r":5: row 'mc2': key 'outcome': 'pass' is not allowed"),
         ("outcome: crash", "outcome: error", r":5: .*'error' is not allowed"),
-        ("==0.16.*", "0.16", r":6: row 'mc2': key 'versions\.mindspeed': '0\.16' is not a version specifier"),
-        ("https://", "javascript:", r":8: row 'mc2': key 'link': .*is not a link; right form: https"),
+        (
+            "==0.16.*",
+            "0.16",
+            r":6: row 'mc2': key 'versions\.megatron-core': '0\.16' is not a version specifier; right form: PEP 440",
+        ),
+        (
+            "mindspeed: core_r0.16.0",
+            'MindSpeed: "==0.16.*"',
+            r":6: row 'mc2': key 'versions\.MindSpeed': '==0\.16\.\*' is no branch; right form: .*, such as core_r0\.16\.0",
+        ),
+        ("    contains: tp_group\n", "", r":2: row 'mc2': key 'contains': missing; right form: see the published schema"),
+        ("contains: tp_group", 'contains: ""', r":7: row 'mc2': key 'contains': empty text"),
+        ("https://example.org/1", "https://", r":9: row 'mc2': key 'link': 'https://' is not a link; right form: https"),
+        ("https://", "javascript:", r":9: row 'mc2': key 'link': .*is not a link; right form: https"),
         ("    reason: no tp_group parameter\n", "", r":2: row 'mc2': key 'reason': missing"),
         ("backend: mindspeed", "backend: Mindspeed", r":4: .*'backend': 'Mindspeed' is not allowed"),
-        ("    link", "    url: x\n    link", r":8: row 'mc2': key 'url': unknown field"),
+        ("    link", "    url: x\n    link", r":9: row 'mc2': key 'url': unknown field"),
         ("issues:\n", "issues:\n  - {}\n", r":2: row number 1: key 'row': missing"),
     ],
 )
@@ -117,9 +170,11 @@ def test_a_fault_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, 
         ({"route": "engine"}, True),
         ({"route": "worker"}, False),
         ({"precision": "float32"}, False),
-        ({"versions": {"mindspeed": "==0.16.0", "megatron-core": ">=0.16.1"}}, True),
-        ({"versions": {"MindSpeed": "==0.16.0"}}, True),
-        ({"versions": {"mindspeed": "<0.16"}}, False),
+        ({"versions": {"mindspeed": "core_r0.16.0", "megatron-core": ">=0.16.1"}}, True),
+        ({"versions": {"MindSpeed": "core_r0.16.0"}}, True),
+        ({"versions": {"mindspeed": "core_r0.16"}}, False),
+        ({"versions": {"mindspeed": "master"}}, False),
+        ({"versions": {"megatron-core": "<0.16"}}, False),
         ({"versions": {"mbridge": ">=0"}}, False),
     ],
 )
@@ -129,8 +184,8 @@ def test_what_an_entry_covers(fields: dict[str, object], covered: bool) -> None:
 
 
 def test_a_version_that_is_none_makes_a_versioned_entry_not_apply() -> None:
-    header = replace(HEADER, stack=(Package("mindspeed", "core_r0.16.0 (dirty)"),))
-    assert match([entry(versions={"mindspeed": ">=0"})], RECORD, header) is None
+    header = replace(HEADER, stack=(Package("megatron-core", "a checkout"),))
+    assert match([entry(versions={"megatron-core": ">=0"})], RECORD, header) is None
     assert match([entry()], RECORD, header) is not None
 
 
@@ -144,7 +199,7 @@ def test_a_version_that_is_none_makes_a_versioned_entry_not_apply() -> None:
         ({}, {"variant": "effective"}, False),
         ({"check": "parity", "precision": "float32"}, {"check": "parity"}, True),
         ({"check": "parity", "precision": "float32"}, {"check": "parity", "precision": "bfloat16"}, False),
-        ({}, {"versions": {"mindspeed": "<0.1"}}, False),
+        ({}, {"versions": {"mindspeed": "master"}}, False),
     ],
 )
 def test_two_entries_for_one_check_are_refused(one: dict[str, Any], other: dict[str, Any], clash: bool) -> None:
@@ -179,5 +234,31 @@ def test_judge_is_strict_both_ways() -> None:
 
 def test_an_entry_that_matched_nothing_is_unused_if_it_should_have() -> None:
     matched, idle = entry(), entry(check="accepted")
-    elsewhere, older = entry(row="cp"), entry(versions={"mindspeed": "<0.16"})
+    elsewhere, older = entry(row="cp"), entry(versions={"mindspeed": "2.3.0_core_r0.12.1"})
     assert unused([matched, idle, elsewhere, older], [matched], HEADER) == (idle,)
+
+
+def test_the_page_of_faults_has_each_once_with_all_its_links_rows_and_texts() -> None:
+    known = load_known()
+    lines = [line for line in upstream_page(load_matrix().rows, known).splitlines() if line.startswith("| ")][1:]
+    reasons = list(dict.fromkeys(issue.reason for issue in known))
+    assert len(lines) == len(reasons)
+    for line, reason in zip(lines, reasons, strict=True):
+        for issue in known:
+            if issue.reason == reason:
+                assert f"](<{issue.link}>)" in line
+                assert f"](rows/{issue.row}.md)" in line
+                assert f"`{issue.contains}`" in line
+                assert all(wanted.removeprefix("==") in line for package, wanted in issue.versions.items() if package == "verl")
+
+
+def test_hostile_text_on_the_page_of_faults_stays_in_its_cell() -> None:
+    rows = load_matrix().rows
+    plain = upstream_page(rows, [entry()])
+    hostile = upstream_page(rows, [entry(reason=HOSTILE[:500], contains=HOSTILE[:500], link="https://x.org/a/`|<b>\\/c")])
+    assert kinds(hostile) == kinds(plain)
+
+
+def kinds(page: str) -> list[str]:
+    tokens = MarkdownIt("commonmark").enable("table").parse(page)
+    return [c.type for t in tokens for c in (t, *(t.children or [])) if c.type not in ("text", "text_special", "code_inline")]

@@ -281,6 +281,41 @@ def transfer_sends_cuda_to_the_npu() -> None:
         assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.bfloat16
 
 
+@caught_by(replaces(lambda: emulation()._device, "require_index", lambda index, lowest=0: None))
+def a_device_that_is_not_there_is_refused() -> None:
+    x = torch.zeros(2, device=f"npu:{torch.npu.device_count() - 1}")
+    for call in (
+        lambda: torch.zeros(2, device="npu:77"),
+        lambda: torch.zeros(2, device=torch.device("npu", 77)),
+        lambda: torch.ones_like(x, device=77),
+        lambda: x.to("npu:77"),
+        lambda: x.to(77),
+        lambda: x.new_zeros(2, device="npu:77"),
+        lambda: torch.nn.Linear(2, 2).to("npu:77"),
+    ):
+        raises(RuntimeError, "Invalid device ID 77: the emulated NPU has 8 devices", call)
+
+
+def takes_anything() -> None:
+    c10d = emulation()._C._distributed_c10d
+    c10d.ProcessGroupHCCL.Options = type("Options", (c10d._Options,), {})  # without slots of its own it has a dict
+
+
+@caught_by(takes_anything)
+def options_have_the_vendors_fields_only() -> None:
+    from torch_npu._C._distributed_c10d import ProcessGroupHCCL
+
+    options = ProcessGroupHCCL.Options()
+    for field in ("hccl_config", "is_high_priority_stream", "global_ranks_in_group", "group_id", "op_timeout", "_timeout"):
+        setattr(options, field, getattr(options, field))
+    assert hasattr(ProcessGroupHCCL.Options, "hccl_config")
+
+    def make_one_up() -> None:
+        options.made_up = 3
+
+    raises(AttributeError, "made_up", make_one_up)
+
+
 @caught_by(lambda: setattr(torch.npu, "set_device", lambda device: None))
 def device_module_knows_its_devices() -> None:
     assert torch.npu.is_available()

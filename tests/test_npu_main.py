@@ -34,17 +34,18 @@ def command(*arguments: str, cwd: Path, path: tuple[Path, ...] = ()) -> subproce
 
 
 def fake_real(folder: Path, body: str) -> Path:
-    """A directory with a torch_npu that is not ours: package and distribution."""
+    """A directory with a torch_npu that is not ours: package and distribution, with the entry point that torch loads."""
     package = folder / "torch_npu"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(body)
     metadata = folder / "torch_npu-9.9.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 9.9\n")
+    (metadata / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:_autoload\n")
     return folder
 
 
-WORKS = "__version__ = '9.9'\n"
+WORKS = "__version__ = '9.9'\ndef _autoload(): ...\n"
 BROKEN = "raise ImportError('libhccl.so: cannot open shared object file')\n"
 
 
@@ -143,6 +144,19 @@ def test_a_real_torch_npu_that_does_not_import_says_why(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "libhccl.so" in done.stderr
     assert "CANN" in done.stderr
+
+
+@pytest.mark.parametrize("mode", ["auto", "emulated"])
+def test_rows_run_beside_a_torch_npu_that_does_not_import(tmp_path: Path, mode: str) -> None:
+    """torch would import it by itself, in the process that reads the ranks' tensors as well."""
+    real = fake_real(tmp_path / "real", BROKEN)
+    alone = run("-c", "import torch", cwd=tmp_path, path=(real,))
+    assert "Failed to load the backend extension: torch_npu" in alone.stderr  # the stand-in breaks torch, as the vendor's would
+    selection = ["-p", "no:cacheprovider", "--row", "pp", "-k", "ref and float32", "--reports", str(tmp_path / "reports")]
+    options = ["--backend", "plain", "--npu", mode]
+    done = run("-m", "pytest", str(ROOT / "conformance"), *selection, *options, cwd=ROOT, path=(real,))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
 
 
 def test_emulated_refuses_a_process_with_another_torch_npu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

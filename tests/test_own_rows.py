@@ -306,7 +306,7 @@ def test_the_list_of_known_issues_is_the_one_beside_the_matrix(tmp_path: Path) -
     arguments = ("conformance", "--collect-only", "-q", "--matrix", str(rows))
     assert len(collected(run(*arguments, site=tmp_path / "site"))) == 8, "the suite's own list names rows that are not here"
     entry = (
-        "issues:\n  - {row: tp, check: engaged, backend: plain, outcome: crash, reason: planted, link: 'https://example.org'}\n"
+        "issues:\n  - {row: tp, check: engaged, backend: plain, outcome: crash, contains: x, reason: r, link: 'https://a.org'}\n"
     )
     (tmp_path / "known_issues.yaml").write_text(entry, encoding="utf-8")
     done = run(*arguments, site=tmp_path / "site")

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import functools
 import sys
+import threading
 import types
 from argparse import Namespace
 from collections.abc import Callable, Iterator
@@ -163,6 +164,72 @@ def test_profile_ends_with_an_exception(module: types.ModuleType) -> None:
         fail()
     assert sys.getprofile() is None
     assert counter.facts() == {"calls.conformance_counted:plain": 1}
+
+
+def layers_within_each_other() -> Any:
+    """An autograd function of a tensor and a number, whose backward makes so many more backward passes, one in the other.
+
+    Beyond 60 autograd goes on in a thread of its pool: no Python code starts it, as none starts those of a device.
+    """
+
+    class Layer(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: Any, left: int) -> Any:
+            context.left = left
+            return x * 2
+
+        @staticmethod
+        def backward(context: Any, gradient: Any) -> Any:
+            if context.left:
+                with torch.enable_grad():
+                    Layer.apply(torch.ones(1, requires_grad=True), context.left - 1).backward()
+            return gradient * 2, None
+
+    return Layer
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_calls_are_counted_in_autograd_s_threads(follow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without `watch_thread`, the planted fault, those that run in other threads are missing."""
+    depth = 80
+    made = types.ModuleType("conformance_counted")
+    made.__dict__["Layer"] = layers_within_each_other()
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    counter = CallCounter(["conformance_counted:Layer.forward", "conformance_counted:Layer.backward"])
+    output = made.Layer.apply(torch.ones(1, requires_grad=True), depth)
+    with DispatchTrace(counter.watch_thread) if follow else DispatchTrace(), counter:
+        output.backward()
+    counts = {name.rpartition(".")[2]: count for name, count in counter.facts().items()}
+    if follow:
+        assert counts == {"forward": depth, "backward": depth + 1}
+    else:
+        assert max(counts.values()) < depth
+    # The threads live on in autograd's pool: they stop counting by themselves.
+    again = made.Layer.apply(torch.ones(1, requires_grad=True), depth)
+    again.backward()
+    with DispatchTrace():
+        made.Layer.apply(torch.ones(1, requires_grad=True), depth).backward()
+    assert {name.rpartition(".")[2]: count for name, count in counter.facts().items()} == counts
+
+
+def test_a_profile_function_of_an_earlier_step_goes_when_its_thread_next_runs(module: types.ModuleType) -> None:
+    def in_thread(say: Callable[[], object], then: threading.Event, go: threading.Event) -> None:
+        say()
+        then.set()
+        go.wait()
+        module.plain(0)
+        left.append(sys.getprofile())
+
+    left: list[Any] = []
+    then, go = threading.Event(), threading.Event()
+    with CallCounter(["conformance_counted:plain"]) as counter:
+        thread = threading.Thread(target=in_thread, args=(counter.watch_thread, then, go))
+        thread.start()
+        then.wait()
+    go.set()
+    thread.join()
+    assert left == [None]
+    assert counter.facts() == {"calls.conformance_counted:plain": 0}
 
 
 # ReadTrace
@@ -356,7 +423,17 @@ def test_config_facts_are_numbers_or_text() -> None:
     }
 
 
-def test_patched_facts_tell_where_the_function_was_defined(module: types.ModuleType) -> None:
-    assert patched_facts(["conformance_counted:plain"]) == {"patched.conformance_counted:plain": __file__}
-    assert patched_facts(["conformance_counted:builtin"]) == {"patched.conformance_counted:builtin": "builtins"}
-    assert module
+def test_patched_facts_tell_what_the_name_refers_to(module: types.ModuleType) -> None:
+    """Two functions of one file are told apart, and a wrapper from what it wraps, whose names it has taken on."""
+    name = "patched.conformance_counted:"
+    first = patched_facts(["conformance_counted:plain"])[f"{name}plain"]
+    assert first == "test_probes.py:module.<locals>.plain"
+
+    @functools.wraps(module.plain)
+    def wrapper(x: int) -> int:
+        return int(module.plain(x))
+
+    module.__dict__["plain"] = wrapper
+    assert str(patched_facts(["conformance_counted:plain"])[f"{name}plain"]).endswith("<locals>.wrapper")
+    assert patched_facts(["conformance_counted:builtin"]) == {f"{name}builtin": "builtins:len"}
+    assert patched_facts(["conformance_counted:Function"])[f"{name}Function"] == f"{__name__}:module.<locals>.Function"

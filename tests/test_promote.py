@@ -11,21 +11,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from result_sets import MATRIX, STACK, checks_of, result_set, with_check
+from result_sets import MATRIX, checks_of, result_set, with_check
 from result_sets import write as write_set
 
+from conformance import promote
 from conformance.errors import ConformanceError, UsageFault
 from conformance.gate import Policy, Waiver
 from conformance.matrix import MATRIX as MATRIX_FILE
 from conformance.matrix import Row, load_matrix
 from conformance.promote import Evidence, Proposal, lines, propose, read_evidence, write
 from conformance.results import Package, ResultSet
+from conformance.stack import NEEDED, REPORTED
+from conformance.stackfile import DEFAULT_STACK, StackFile, names, read_stack
 from conformance.yamlsource import Document, load
 
 NOW = datetime.datetime(2026, 9, 2, tzinfo=datetime.UTC)
 SHA256 = hashlib.sha256(MATRIX_FILE.read_bytes()).hexdigest()
-EMULATED = result_set(rows=("tp",))
-REAL = result_set(rows=("tp",), device="npu")
+PINNED = read_stack(DEFAULT_STACK)
+
+
+def versions_of(stack: StackFile) -> tuple[Package, ...]:
+    """What the header of a run with exactly this stack has."""
+    pinned = [Package(name, str(stack.pins[name].specifier).removeprefix("==")) for name in REPORTED if name in stack.pins]
+    return (*pinned, Package("mindspeed", stack.branch or "", commit="0" * 12))
+
+
+STACK = versions_of(PINNED)
+EMULATED = result_set(rows=("tp",), stack=STACK)
+REAL = result_set(rows=("tp",), device="npu", stack=STACK)
 TP = MATRIX["tp"]
 
 
@@ -89,12 +102,43 @@ def test_one_run_that_speaks_against_it_holds_it_back_and_one_that_did_not_run_i
     assert proposal(EMULATED, result_set(rows=("pp",))).reached == "Preview"
 
 
-def test_released_needs_the_pinned_stack() -> None:
-    other = replace(REAL, header=replace(REAL.header, stack=(Package("verl", "0.9.9"), *STACK[1:])))
+def instead(name: str, version: str | None) -> tuple[Package, ...]:
+    """The pinned stack with another version of one package, or without it."""
+    rest = tuple(package for package in STACK if package.name != name)
+    return rest if version is None else (*rest, Package(name, version))
+
+
+@pytest.mark.parametrize(
+    ("header", "wanted"),
+    [
+        ({"stack": instead("verl", "0.9.9")}, "verl 0.9.9 (the stack pins"),
+        ({"stack": instead("verl", "0.9.1.post1")}, "verl 0.9.1.post1 (the stack pins"),
+        ({"stack": instead("mindspeed", "master")}, "MindSpeed branch master (the stack is tested with core_r0.16.0)"),
+        ({"stack": (*instead("mindspeed", None), Package("MindSpeed", "master"))}, "MindSpeed branch master"),
+        ({"stack": (*STACK, Package("torch", "2.9.0"))}, "torch 2.9.0 (the stack pins"),
+        ({"stack": ()}, "torch is not in the header, verl is not in the header, megatron-core is not in the header"),
+        ({"stack": (Package("verl", "0.9.1"),)}, "torch is not in the header, megatron-core is not in the header"),
+        *(({"stack": instead(name, None)}, f"{name} is not in the header") for name in (*NEEDED, "mindspeed")),
+        ({"untested": ("triton is installed",)}, "triton is installed"),
+        *(({"stack": versions_of(read_stack(name))}, "verl 0.") for name in names() if name != DEFAULT_STACK),
+    ],
+)
+def test_released_needs_the_pinned_stack(header: dict[str, Any], wanted: str) -> None:
+    other = replace(REAL, header=replace(REAL.header, **header))
     found = proposal(other)
     assert found.reached == "Preview"
-    assert "not on the pinned stack: verl 0.9.9" in found.blocks[0]
+    assert found.blocks[0].startswith("not Released: not on the pinned stack: ")
+    assert wanted in found.blocks[0]
     assert proposal(other, REAL).reached == "Released", "one run on the pinned stack is enough"
+
+
+def test_the_rule_names_the_pinned_stack() -> None:
+    assert f"`stacks/{DEFAULT_STACK}.txt`" in (promote.__doc__ or "")
+
+
+def test_what_is_installed_here_does_not_judge_a_run_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("conformance.stack.installed_version", lambda _name: "3.7.1")
+    assert proposal(REAL).reached == "Released"
 
 
 def test_released_needs_to_know_that_no_waiver_is_open() -> None:

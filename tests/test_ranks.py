@@ -14,6 +14,7 @@ import pytest
 from ranks_processes import MARK, children_of, marked
 from ranks_targets import FAULTS, Touch
 
+from conformance import blame
 from conformance.errors import UsageFault
 from conformance.ranks import Job, JobReport, RankServer, ValueFault
 
@@ -24,8 +25,10 @@ class Bench:
     def __init__(self, server: RankServer, warm: int, mark: str) -> None:
         self.server, self.warm, self.mark = server, warm, mark
 
-    def run(self, function: str, payload: object = None, *, ranks: int = 2, deadline_s: float = 20.0) -> JobReport:
-        return self.server.run(Job(f"test {function}", f"ranks_targets:{function}", payload, ranks, deadline_s))
+    def run(
+        self, function: str, payload: object = None, *, ranks: int = 2, deadline_s: float = 20.0, spawned: bool = False
+    ) -> JobReport:
+        return self.server.run(Job(f"test {function}", f"ranks_targets:{function}", payload, ranks, deadline_s, spawned))
 
 
 @contextmanager
@@ -220,6 +223,30 @@ def output_goes_to_the_report(bench: Bench) -> None:
     assert [rank.log for rank in report.ranks] == [f"python says {i}\nC says\nxxxxxxxxxxend" for i in range(2)]
 
 
+def spawned_ranks_run_preload_themselves(bench: Bench) -> None:
+    report = bench.run("preloaded_by", spawned=True)
+    values = [rank.value for rank in report.ranks]
+    assert all(isinstance(value, tuple) and value[0] for value in values), values
+    assert len({value[1] for value in values if isinstance(value, tuple)}) == 1
+    assert [rank.value[0] for rank in bench.run("preloaded_by").ranks if isinstance(rank.value, tuple)] == [False, False]
+
+
+def spawned_ranks_end_as_forked_ones_do(bench: Bench) -> None:
+    report = bench.run("place", spawned=True)
+    assert [value["RANK"] + value["stdin"] + value["argv"] for value in _values(report)] == ["0", "1"]
+    assert bench.run("raise_on_rank_1", spawned=True).reason == "rank 1 raised TypeError: two words"
+    report = bench.run("kill_rank_1", signal.SIGKILL, spawned=True)
+    assert statuses(report) == ["cancelled", "died"]
+    assert "in kill_rank_1" in report.ranks[0].stacks
+    before = set(marked(bench.mark))
+    assert bench.run("leave_behind", ["group", "daemon"], spawned=True).ok
+    assert set(marked(bench.mark)) <= before
+
+
+def _values(report: JobReport) -> list[dict[str, str]]:
+    return [rank.value for rank in report.ranks if isinstance(rank.value, dict)]
+
+
 def a_long_log_is_cut(bench: Bench) -> None:
     (rank,) = bench.run("talk", 1_000_000, ranks=1).ranks
     assert len(rank.log) == 20_000
@@ -247,6 +274,8 @@ CHECKS = [
     (of_two_seen_at_once_the_dead_was_first, "order_of_rank"),
     (output_goes_to_the_report, "no_redirection"),
     (a_long_log_is_cut, "whole_log"),
+    (spawned_ranks_run_preload_themselves, "forks_only"),
+    (spawned_ranks_end_as_forked_ones_do, "no_stacks"),
 ]
 
 
@@ -279,6 +308,15 @@ def test_default_grace_is_honoured() -> None:
         report = opened.run("kill_rank_1", signal.SIGKILL)
     assert statuses(report) == ["cancelled", "died"]
     assert 2.0 <= report.wall_s < 4.0
+
+
+def test_preload_that_fails_in_a_spawned_rank_is_our_own_fault() -> None:
+    with bench(preload="preload_once") as opened:
+        report = opened.run("echo", ranks=1, spawned=True)
+    raised = report.ranks[0].raised
+    assert raised is not None
+    assert blame.kind_of(raised, ()) == "error"
+    assert raised.message == "preload ranks_targets:preload_once worked in the warm process and fails in a rank: not again"
 
 
 def test_value_of_a_type_unknown_here(sound: Bench) -> None:

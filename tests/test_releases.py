@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
+import types
 from collections.abc import Iterator
 
 import pytest
 
-from conformance import models, parity, releases
+from conformance import models, parity, releases, stack
 from conformance.backend import BackendSpec
+from conformance.checkout import mindspeed_for
+from conformance.matrix import ROOT
 from conformance.runner import Case, Runner, mask_of, results_of, scales_of
 from conformance.stack import find_mindspeed
-from conformance.stackfile import installed_version
+from conformance.stackfile import installed_version, stack_of
 
 pytestmark = pytest.mark.stack
 
@@ -52,6 +56,39 @@ def test_what_a_route_needs() -> None:
     assert verl09.RELEASE.needs("engine", True) == ()
 
 
+@pytest.mark.parametrize(
+    ("verl", "torch_version", "mindspeed", "changed"),
+    [
+        ("0.7.0", "2.13.0", True, True),
+        ("0.7.1", "2.13.0", True, True),
+        ("0.7.0", "2.13.0", False, False),
+        ("0.7.0", "2.8.0", True, False),
+        ("0.7.2", "2.13.0", True, False),  # no stack's
+        ("0.6.1", "2.13.0", True, False),
+    ],
+)
+def test_torch_is_changed_only_where_the_stack_declares_it(
+    monkeypatch: pytest.MonkeyPatch, verl: str, torch_version: str, mindspeed: bool, changed: bool
+) -> None:
+    import torch
+    from torch.distributed import distributed_c10d
+
+    from conformance.releases import verl07
+
+    monkeypatch.setattr(stack, "installed_version", {"verl": verl, "torch": torch_version}.get)
+    monkeypatch.setitem(sys.modules, "mindspeed.megatron_adaptor", types.ModuleType("adaptor"))
+    if not mindspeed:
+        monkeypatch.delitem(sys.modules, "mindspeed.megatron_adaptor")
+    monkeypatch.setitem(vars(distributed_c10d), "torch", torch)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: "asked without a device")
+    verl07.RELEASE.prepare()
+    seen = vars(distributed_c10d)["torch"]
+    assert (seen is not torch) is changed
+    if changed:
+        assert seen.cuda.get_device_capability("npu:0") == "asked without a device"
+        assert seen.Tensor is torch.Tensor
+
+
 def test_a_model_built_afresh_is_not_what_somebody_patched(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
     from transformers.models.qwen3 import modeling_qwen3
@@ -71,7 +108,11 @@ def test_a_model_built_afresh_is_not_what_somebody_patched(monkeypatch: pytest.M
 
 @pytest.fixture(scope="module")
 def runner() -> Iterator[Runner]:
-    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed())) as started:
+    # MINDSPEED_HOME may be of another branch: what belongs to this stack is fetched out of it.
+    found = mindspeed_for(stack_of(installed_version("verl")), ROOT / ".tox" / "mindspeed")
+    if found.home is None:
+        pytest.skip(found.said)
+    with Runner(BackendSpec("mindspeed", "emulated", find_mindspeed({"MINDSPEED_HOME": str(found.home)}))) as started:
         started.start()
         yield started
 

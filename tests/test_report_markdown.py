@@ -252,6 +252,20 @@ def test_every_sign_has_its_word(language: Language) -> None:
     assert all(f"- {VERDICT_SIGNS[v]} {word}" in page for v, (word, _) in words.verdicts.items())
 
 
+def test_the_run_is_named_with_its_stack_and_its_route() -> None:
+    worker = results(header=replace(HEADER, route="worker"))
+    wanted: dict[Language, str] = {
+        "en": "Run started 2026-09-01T00:00:00Z; stack: verl 0.9.1, MindSpeed 0.16.0; route: worker; device: emulated NPU;",
+        "zh": "运行开始于 2026-09-01T00:00:00Z；软件栈：verl 0.9.1, MindSpeed 0.16.0；途径：worker；设备：",
+    }
+    for language, words in wanted.items():
+        assert words in render(worker, MATRIX.rows, language)
+    plain_run = results(
+        header=replace(HEADER, backend="plain", stack=(Package("verl", "0.9.1"), Package("megatron_core", "0.16.1")))
+    )
+    assert "stack: verl 0.9.1, plain megatron-core 0.16.1; route: engine;" in render(plain_run, MATRIX.rows, "en")
+
+
 def test_green_signs_are_for_green_verdicts_only() -> None:
     assert [v for v in Verdict if (VERDICT_SIGNS[v] == OUTCOME_SIGNS["pass"]) != v.green] == []
 

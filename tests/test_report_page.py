@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -287,3 +288,15 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
 def test_too_many_runs_are_refused_before_any_is_read(tmp_path: Path) -> None:
     with pytest.raises(UsageFault, match=f"at most {MAX_RUNS}"):
         read_runs([tmp_path / "none"] * (MAX_RUNS + 1), None)
+
+
+def test_the_page_and_its_history_name_stack_and_route() -> None:
+    old, new = written("seen", "2026-08-01T00:00:00Z"), results(route="worker")
+    old = replace(old, header=replace(old.header, route="engine"))
+    text = render(old, new)
+    assert "stack: verl 0.9.1, MindSpeed 0.16.0; route: worker; device: emulated NPU" in text
+    assert "软件栈：verl 0.9.1, MindSpeed 0.16.0；途径：worker；设备：" in text
+    runs = text[text.index('<h2 id="runs">') :]
+    for word in ("Route", "途径"):
+        assert f">{word}</span>" in runs
+    assert [runs.count(f"<td>mindspeed</td><td>{route}</td>") for route in ("engine", "worker")] == [1, 1]

@@ -6,12 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from packaging.version import Version
 
 from conformance import stackfile
+from conformance.combinations import Found, compare, load_combinations
 from conformance.errors import UsageFault
 from conformance.results import Package
-from conformance.stack import NEEDED, REPORTED
-from conformance.stackfile import DEFAULT_STACK, STACKS, read_stack, require_stack, stack_of
+from conformance.stack import NEEDED, REPORTED, MindSpeed
+from conformance.stackfile import DEFAULT_STACK, STACKS, StackFile, read_stack, require_stack, stack_of
 
 Write = Callable[[str, str], None]
 
@@ -40,6 +42,29 @@ def test_every_stack_pins_all_that_is_needed_and_names_its_mindspeed(name: str) 
     assert set(NEEDED) <= set(stack.pins)
     assert set(NEEDED) <= set(REPORTED)
     assert stack.branch
+
+
+def off_the_documents(stack: StackFile) -> set[str]:
+    """What a stack pins otherwise than the newest combination that is documented for its line of verl and its MindSpeed."""
+    pins = {name: str(pin.specifier).removeprefix("==") for name, pin in stack.pins.items()}
+    line = Version(pins["verl"]).release[:2]
+    wanted = next(
+        c for c in load_combinations() if c.mindspeed == stack.branch and c.verl != "main" and Version(c.verl).release[:2] == line
+    )
+    found = [Found(name, version, None) for name, version in {**pins, "python": "3.11.0", "torch_npu": None}.items()]
+    return {c.what.partition(":")[0] for c in compare(wanted, found, MindSpeed(Path(), stack.branch, None)) if not c.fits}
+
+
+@pytest.mark.parametrize("name", stackfile.names())
+def test_a_stack_declares_all_that_differs_from_the_documented_combination(name: str) -> None:
+    stack = read_stack(name)
+    declared = {d.of.name: d for d in stack.deviations if d.of is not None}
+    assert off_the_documents(stack) == set(declared), "a line for each, and none for what is as documented"
+    assert len(declared) == len(stack.deviations), "each says of which versions it is"
+    for package, deviation in declared.items():
+        version = str(stack.pins[package].specifier).removeprefix("==")
+        assert stack.declared([Package(package, version)]) == (deviation.text,)
+        assert deviation.text.startswith(f"{package} {version} for the documented ")
 
 
 def test_comments_options_and_case_in_pins(write: Write) -> None:

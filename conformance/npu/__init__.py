@@ -17,16 +17,17 @@ from typing import Literal
 
 from conformance.errors import UsageFault
 
-__all__ = ["Device", "Mode", "activate", "install_kernels", "may_be_real"]
+__all__ = ["Device", "Mode", "activate", "install_kernels", "keep_torch_alone", "may_be_real"]
 
 Mode = Literal["auto", "emulated", "real"]
 
 SITE = Path(__file__).resolve().parent / "site"
 SITE_MINDSPEED = Path(__file__).resolve().parent / "site_mindspeed"
 
-#: Set before anything is imported. verl chooses its platform by the first; the second keeps `import torch` from loading an
-#: installed torch_npu by itself, which fails where there is no CANN.
-_ENVIRONMENT = {"VERL_PLATFORM": "huawei", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+#: Set before anything is imported: verl chooses its platform by it.
+_PLATFORM = ("VERL_PLATFORM", "huawei")
+#: Keeps `import torch` from loading an installed torch_npu by itself, which fails where there is no CANN.
+_NO_AUTOLOAD = ("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ def activate(mode: Mode, *, mindspeed: bool) -> Device:
     the emulation. `mindspeed`: MindSpeed will be imported, so stand in for triton and torchair too (without MindSpeed a
     triton that is none breaks torch.compile). UsageFault when the mode cannot be had.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault(*_PLATFORM)
+    keep_torch_alone()
     loaded = sys.modules.get("torch_npu")
     if loaded is not None and _is_emulated(loaded) and mode == "real":
         raise UsageFault("npu=real: the emulated torch_npu is imported already; right form: start a new process")
@@ -68,6 +69,14 @@ def activate(mode: Mode, *, mindspeed: bool) -> Device:
     if mindspeed:
         _prepend(SITE_MINDSPEED)
     return _device(importlib.import_module("torch_npu"))
+
+
+def keep_torch_alone() -> None:
+    """From now on `import torch` in this process, and in those that it starts, imports no torch_npu: `activate` does.
+
+    The process that reads results needs it, too: it imports torch, and no device, whatever is installed beside it.
+    """
+    os.environ.setdefault(*_NO_AUTOLOAD)
 
 
 def may_be_real(mode: Mode) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from conformance.blame import short_path
 from conformance.probes import Fact, Facts
 
 #: Label in `matrix.yaml` -> (getter in megatron.core.parallel_state, its keyword arguments).
@@ -94,7 +95,11 @@ def config_facts(config: Any, fields: Iterable[str]) -> Facts:
 
 
 def patched_facts(targets: Iterable[str]) -> Facts:
-    """`patched.<module>:<attribute path>`: where the function was defined that this consumer module now refers to."""
+    """`patched.<module>:<attribute path>`: what this consumer module now refers to, `<place>:<qualified name>`.
+
+    The place of a class is its module; of a function the file of its code, since a wrapper may take on the names of what it
+    wraps.
+    """
     facts: Facts = {}
     for target in targets:
         module_name, _, path = target.partition(":")
@@ -102,7 +107,9 @@ def patched_facts(targets: Iterable[str]) -> Facts:
         for attribute in path.split("."):
             value = getattr(value, attribute)
         code = getattr(value, "__code__", None)
-        facts[f"patched.{target}"] = str(code.co_filename if code else getattr(value, "__module__", "unknown"))
+        place = short_path(code.co_filename) if code else getattr(value, "__module__", "unknown")
+        name = code.co_qualname if code else getattr(value, "__qualname__", type(value).__qualname__)
+        facts[f"patched.{target}"] = f"{place}:{name}"
     return facts
 
 

@@ -6,8 +6,9 @@ its threads). Nothing here knows how the operators are implemented.
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -37,17 +38,25 @@ COLLECTIVES: Mapping[str, str] = {
 
 
 class DispatchTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts calls of operators in namespace `npu`, and collectives by process-group name, while it is entered."""
+    """Counts calls of operators in namespace `npu`, and collectives by process-group name, while it is entered.
 
-    def __init__(self) -> None:
+    `in_thread` is called with every operator, in the thread that calls the operator: other probes come into autograd's threads
+    by it.
+    """
+
+    def __init__(self, in_thread: Callable[[], object] = lambda: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._in_thread = in_thread
+        self._lock = threading.Lock()
         self.ops: Counter[str] = Counter()
         self.collectives: Counter[tuple[str, str]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._in_thread()
         namespace, _, rest = func.name().partition("::")
         if namespace == "npu":
-            self.ops[rest.partition(".")[0]] += 1
+            with self._lock:
+                self.ops[rest.partition(".")[0]] += 1
         elif namespace == "c10d":
             operation = COLLECTIVES.get(rest.partition(".")[0])
             if operation:
@@ -62,7 +71,8 @@ class DispatchTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 except (RuntimeError, TypeError):
                     continue  # the reduce operation travels as a ScriptObject as well
                 if group.size() > 1:
-                    self.collectives[(group.group_name, operation)] += 1
+                    with self._lock:
+                        self.collectives[(group.group_name, operation)] += 1
                 return
 
     def facts(self, labels: Mapping[str, str]) -> Facts:

@@ -77,8 +77,7 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         startup_deadline_s: float = 180.0,
     ) -> None:
         check_target(preload)
-        self._preload = preload
-        self._payload = pickle.dumps(preload_payload, protocol=5)
+        self._preload = wire.Preload(preload, pickle.dumps(preload_payload, protocol=5))
         self._env = dict(env)
         self._startup_deadline_s = startup_deadline_s
         self._server: _Server | None = None
@@ -104,10 +103,8 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
         began = time.monotonic()
         self._server = self._spawn()
         path = [*filter(None, self._env.get("PYTHONPATH", "").split(os.pathsep)), *sys.path]
-        hello = wire.Hello(
-            tuple(os.path.abspath(entry) for entry in path), self._preload, self._payload, self._startup_deadline_s
-        )
-        what = f"preload {self._preload}"
+        hello = wire.Hello(tuple(os.path.abspath(entry) for entry in path), self._preload, self._startup_deadline_s)
+        what = f"preload {self._preload.target}"
         reply = self._exchange(self._server, hello, what, self._startup_deadline_s + _STARTUP_MARGIN_S)
         assert isinstance(reply, wire.Started)
         self.startup_s = time.monotonic() - began
@@ -125,8 +122,9 @@ class RankServer(contextlib.AbstractContextManager["RankServer"]):
             self.start()
         assert self._server is not None
         payload = pickle.dumps(job.payload, protocol=5)
-        request = wire.Request(job.label, job.target, payload, job.world_size, job.deadline_s)
-        reply = self._exchange(self._server, request, f"job {job.label!r}", job.deadline_s + _MARGIN_S)
+        preload, extra_s = (self._preload, self._startup_deadline_s) if job.spawned else (None, 0.0)
+        request = wire.Request(job.label, job.target, payload, job.world_size, job.deadline_s + extra_s, preload)
+        reply = self._exchange(self._server, request, f"job {job.label!r}", request.deadline_s + _MARGIN_S)
         assert isinstance(reply, wire.Finished)
         pairs = zip(reply.report.ranks, reply.values, strict=True)
         return replace(reply.report, ranks=tuple(_with_value(rank, value, job) for rank, value in pairs))

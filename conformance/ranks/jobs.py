@@ -1,4 +1,4 @@
-"""One job, in the warm process: fork the ranks, watch them, leave no process, report."""
+"""One job, in the warm process: start the ranks, watch them, leave no process, report."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from conformance.ranks import processes, rank
+from conformance.ranks import processes, rank, spawned
 from conformance.ranks.capture import tail
 from conformance.ranks.records import JobReport, RankContext, RankReport, RankStatus
 from conformance.ranks.wire import Finished, Request
@@ -70,9 +70,11 @@ def _fork(request: Request, scratch: Path) -> list[int]:
         group = pids[0] if pids else 0
         pid = os.fork()
         if pid == 0:
-            rank.live(request, context, group, port, parent)
+            live = rank.live if request.preload is None else spawned.live
+            live(request, context, group, port, parent)
         pids.append(pid)
-        os.setpgid(pid, group or pid)  # the rank does it too: whoever comes first, both can rely on it
+        with suppress(PermissionError):  # the kernel's word for: it has become another program since
+            os.setpgid(pid, group or pid)  # the rank does it too: whoever comes first, both can rely on it
     return pids
 
 

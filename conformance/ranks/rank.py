@@ -1,4 +1,4 @@
-"""The life of one forked rank, from fork to `os._exit`."""
+"""The life of one rank, from fork to `os._exit`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from conformance.errors import ConformanceError
 from conformance.ranks import processes
 from conformance.ranks.capture import capture, qualified_name
 from conformance.ranks.records import Raised, RankContext, ValueFault
-from conformance.ranks.wire import Request
+from conformance.ranks.wire import Preload, Request
 
 #: Exit code of a rank whose own machinery failed, e.g. on a full disk (EX_SOFTWARE).
-_EX_SOFTWARE = 70
+EX_SOFTWARE = 70
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Files:
 
 def live(request: Request, context: RankContext, group: int, master_port: int, parent: int) -> NoReturn:
     """Set this forked process up as a rank, call the target, leave the outcome in a file and exit."""
-    code = _EX_SOFTWARE
+    code = EX_SOFTWARE
     try:
         files = Files.of(context.scratch, context.rank)
         _settle(context, files, group, master_port, parent)
@@ -76,6 +77,12 @@ def resolve(target: str) -> Callable[..., Any]:
     return found
 
 
+def preload(what: Preload) -> object:
+    """Import what the jobs need; what the function returned."""
+    value: object = resolve(what.target)(pickle.loads(what.payload))
+    return value
+
+
 def _settle(context: RankContext, files: Files, group: int, master_port: int, parent: int) -> None:
     os.setpgid(0, group)
     processes.die_with_parent(parent)
@@ -99,11 +106,20 @@ def _redirect(fd: int, path: Path, flags: int) -> None:
 
 def _outcome(request: Request, context: RankContext) -> Outcome:
     try:
+        if request.preload is not None:
+            _preload_again(request.preload)
         value = resolve(request.target)(pickle.loads(request.payload), context)
         return Outcome(_pickled(value, request.target), None, time.monotonic())
     except BaseException as error:  # SystemExit and KeyboardInterrupt too: how a target ends is a finding
         at = time.monotonic()
         return Outcome(None, capture(error), at)
+
+
+def _preload_again(what: Preload) -> None:
+    try:
+        preload(what)
+    except Exception as error:  # it has worked in the warm process: no finding about the target
+        raise ConformanceError(f"preload {what.target} worked in the warm process and fails in a rank: {error}") from error
 
 
 def _pickled(value: object, target: str) -> bytes:

@@ -15,6 +15,9 @@ class Job:
 
     `label` appears in progress and messages. `target` is "package.module:function" and is called in every rank as
     `function(payload, RankContext)`. `deadline_s` counts from the first fork. Raises UsageFault if malformed.
+
+    `spawned`: every rank is a new Python that runs preload by itself before the target, and the deadline is extended by that of
+    preload. For devices whose driver does not bear a fork of a process that has called it; else ranks are forks.
     """
 
     label: str
@@ -22,6 +25,7 @@ class Job:
     payload: object
     world_size: int
     deadline_s: float
+    spawned: bool = False
 
     def __post_init__(self) -> None:
         check_target(self.target)

@@ -107,7 +107,7 @@ def _start(hello: wire.Hello) -> wire.Reply:
     # A native thread, and one that is gone before the first fork.
     faulthandler.dump_traceback_later(hello.startup_deadline_s)
     try:
-        value = pickle.dumps(rank.resolve(hello.preload)(pickle.loads(hello.payload)), protocol=5)
+        value = pickle.dumps(rank.preload(hello.preload), protocol=5)
     except BaseException as error:
         return wire.Broken(capture(error))
     finally:

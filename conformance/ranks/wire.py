@@ -19,12 +19,19 @@ _LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
+class Preload:
+    """What to call before the target of a job: "package.module:function" and its pickled argument."""
+
+    target: str
+    payload: bytes
+
+
+@dataclass(frozen=True)
 class Hello:
     """Client to server, once: where to import from, and what to call before the first job."""
 
     sys_path: tuple[str, ...]
-    preload: str
-    payload: bytes
+    preload: Preload
     startup_deadline_s: float
 
 
@@ -38,13 +45,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Request:
-    """A job, its payload still pickled."""
+    """A job, its payload still pickled. With `preload` every rank is a new Python, which runs that first."""
 
     label: str
     target: str
     payload: bytes
     world_size: int
     deadline_s: float
+    preload: Preload | None
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,9 @@ import sys
 import types
 from typing import Any
 
-from packaging.version import Version
-
 from conformance.releases import Release, Way, engine, worker
 from conformance.results import Route
+from conformance.stack import deviations, installed
 
 _ACTOR = "actor_rollout_ref.actor.megatron.override_transformer_config"
 
@@ -27,17 +26,17 @@ def _needs(route: Route, mindspeed: bool) -> tuple[str, ...]:
 
 
 def _prepare() -> None:
-    """A call without the device, for torch.distributed alone.
+    """A call without the device, for torch.distributed alone, where the installed stack declares it (`stacks/`).
 
     Stands for torch 2.8, the documented one, whose distributed_c10d does not ask for the device's capability. From 2.12 on
     `broadcast` passes the device to torch.cuda.get_device_capability, which MindSpeed 2.3.0 replaces by a function without
     arguments. That one module gets a view of torch in which the call goes without the argument, to whatever is there.
     """
+    declared = any("torch.cuda.get_device_capability" in text for text in deviations(installed(None)))
+    if not declared or "mindspeed.megatron_adaptor" not in sys.modules:
+        return
     import torch
     from torch.distributed import distributed_c10d
-
-    if Version(torch.__version__) < Version("2.12") or "mindspeed.megatron_adaptor" not in sys.modules:
-        return
 
     class View(types.ModuleType):
         def __init__(self, of: types.ModuleType, **own: Any) -> None:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-from conformance.diff import Change, CheckChange, Diff, FigureMove, Measured, OperatorChange, PackageMove, Run
+from conformance.diff import Change, CheckChange, Diff, FigureMove, FiguresGone, Measured, OperatorChange, PackageMove, Run
 from conformance.report.markdown import escape, table
 from conformance.report.text import one_line
 from conformance.results import Package, json_safe
@@ -72,11 +72,12 @@ def summary(diff: Diff) -> str:
     """One sentence: how many of each."""
     counts = [f"{len(diff.of(change))} {word}" for change, word in CHANGES.items() if diff.of(change)]
     moved = [f"{len(diff.figures)} figures moved"] if diff.figures else []
+    gone = [f"{len(diff.figures_gone)} checks lost their figures"] if diff.figures_gone else []
     operators = [f"{len(diff.operators)} operator families"] if diff.operators else []
-    return f"{diff.compared} checks compared: {', '.join(counts + moved + operators) or 'nothing changed'}"
+    return f"{diff.compared} checks compared: {', '.join(counts + moved + gone + operators) or 'nothing changed'}"
 
 
-def name_of(change: CheckChange | FigureMove) -> str:
+def name_of(change: CheckChange | FigureMove | FiguresGone) -> str:
     """E.g. `tp actor (effective) parity float32`."""
     variant = "" if change.variant == "documented" else f" ({change.variant})"
     check = change.check if isinstance(change, CheckChange) else "parity"
@@ -108,6 +109,9 @@ def _sections(diff: Diff) -> Iterator[Section]:
     if diff.figures:
         lines = [[name_of(f), f.quantity, _measured(f.old), _measured(f.new)] for f in diff.figures]
         yield Section("Figures that moved by more than noise", ("check", "figure", "old", "new"), lines, sentences=True)
+    if diff.figures_gone:
+        lines = [[name_of(gone), ", ".join(gone.quantities)] for gone in diff.figures_gone]
+        yield Section("Figures that are gone", ("check", "figures of the old run"), lines)
 
 
 def _package_line(move: PackageMove) -> list[str]:

@@ -13,8 +13,9 @@ from tabulate import tabulate
 
 from conformance.matrix import ROLES, Role, Row, override_text
 from conformance.operators import Family
+from conformance.report.sentences import said
 from conformance.report.text import one_line
-from conformance.report.view import Form, View, detail_of
+from conformance.report.view import Form, View, detail_of, run_sentence
 from conformance.report.words import OUTCOME_SIGNS, VERDICT_SIGNS, WORDS, Language, Words
 from conformance.results import CHECKS, Check, CheckRecord, Header, OperatorRecord, Outcome, ResultSet
 from conformance.verdict import Verdict
@@ -77,15 +78,10 @@ class _Page:
             yield f"**{words.incomplete}**"
         if not header.complete_selection:
             yield f"**{words.partial.format(rows=escape(', '.join(header.rows)))}**"
-        yield words.started.format(
-            started=escape(header.started),
-            device=words.devices[header.device],
-            backend=header.backend,
-            precisions=", ".join(header.precisions),
-        )
+        yield escape(run_sentence(header, words))
         notes = [(words.untested, line) for line in header.untested] + [(words.deviation, line) for line in header.deviations]
         if notes:
-            yield "\n".join(f"- **{word}**: {escape(line)}" for word, line in notes)
+            yield "\n".join(f"- **{word}**: {self._said(line)}" for word, line in notes)
 
     def tables(self) -> Iterator[str]:
         for kind, title in self.words.tables.items():
@@ -114,7 +110,7 @@ class _Page:
         """What a family of operators came to under generated inputs."""
         if record is None or record.outcome != "pass":
             outcome: Outcome = "not_run" if record is None else record.outcome
-            said = "" if record is None else f": {escape(record.summary, CELL)}"
+            said = "" if record is None else f": {self._said(record.summary, CELL)}"
             return f"{code(family)} {OUTCOME_SIGNS[outcome]} {self.words.outcomes[outcome]}{said}"
         ratio = "?" if record.worst_ratio is None else f"{record.worst_ratio:.2g}×"
         told = self.words.operator_cell.format(cases=record.cases, ratio=ratio, device=self.words.devices[record.device])
@@ -146,7 +142,7 @@ class _Page:
         return f"{text} ({record.precision})" if record.precision else text
 
     def _evidence(self, row: Row, role: Role, variant: str) -> str:
-        return " ".join(escape(r.summary, CELL) for r in self.view.records(row, role, variant, "engaged"))
+        return " ".join(self._said(r.summary, CELL) for r in self.view.records(row, role, variant, "engaged"))
 
     def legend(self) -> Iterator[str]:
         yield f"## {self.words.legend}"
@@ -177,7 +173,7 @@ class _Page:
                 yield f"- {role}, {name}: {self._verdict_word(self.view.conclusion(row, role).by_variant[variant])}"
                 for check in CHECKS:
                     for record in self.view.records(row, role, variant, check):
-                        summary = f": {escape(record.summary)}" if record.summary else ""
+                        summary = f": {self._said(record.summary)}" if record.summary else ""
                         yield f"  - {self.words.checks[check]} {self._outcome(record)}{summary}"
                         yield from (f"    - {line}" for line in self._record_details(record))
 
@@ -185,22 +181,26 @@ class _Page:
         words, detail, raised = self.words, detail_of(record), record.exception
         yield from (self._form(form) for form in detail.forms)
         if raised:
-            where = f"{escape(raised.frame)}, {escape(raised.owner)}"
+            where = f"{self._said(raised.frame)}, {escape(raised.owner)}"
             yield f"{words.exception}: {escape(raised.type)}: {escape(raised.message)} ({where})"
         if detail.with_plain:
-            yield f"{words.with_plain}: {escape(detail.with_plain)}"
+            yield f"{words.with_plain}: {self._said(detail.with_plain)}"
         if detail.figures:
-            yield f"{words.figures}: " + ", ".join(f"{escape(k)} = {escape(v)}" for k, v in detail.figures)
-        yield from (f"{words.evidence}: {escape(line)}" for line in detail.evidence)
+            yield f"{words.figures}: " + ", ".join(f"{self._said(k)} = {self._said(v)}" for k, v in detail.figures)
+        yield from (f"{words.evidence}: {self._said(line)}" for line in detail.evidence)
         if detail.how_to_run:
             yield f"{words.how_to_run}: {code(detail.how_to_run)}"
 
     def _form(self, form: Form) -> str:
         """One way to write the overrides: what works, ready to copy; else what it comes to."""
         if form.works:
-            return f"{self.words.overrides} ({escape(form.name)}): " + " ".join(code(o) for o in form.overrides)
+            return f"{self.words.overrides} ({self._said(form.name)}): " + " ".join(code(o) for o in form.overrides)
         known = f"{OUTCOME_SIGNS[form.outcome]} {self.words.outcomes[form.outcome]}" if form.outcome else escape(form.word)
-        return f"{escape(form.name)}: {known}: {escape(form.summary)}"
+        return f"{self._said(form.name)}: {known}: {self._said(form.summary)}"
+
+    def _said(self, text: str, limit: int = LINE) -> str:
+        """A text of the results, escaped: the suite's own sentences in the page's language, upstream's as they are."""
+        return escape(said(text, self.language), limit)
 
 
 def _by_role(texts: dict[Role, str]) -> str:

@@ -19,8 +19,9 @@ from markupsafe import Markup, escape
 
 from conformance.matrix import ROLES, Role, Row, override_text
 from conformance.report.history import History, Mark, spans
+from conformance.report.sentences import said
 from conformance.report.text import one_line
-from conformance.report.view import Detail, View, detail_of
+from conformance.report.view import Detail, View, detail_of, run_sentence
 from conformance.report.words import OUTCOME_SIGNS, VERDICT_SIGNS, WORDS
 from conformance.results import CHECKS, Check, CheckRecord, Outcome, ResultSet
 from conformance.verdict import Verdict, of_check
@@ -119,7 +120,9 @@ def _environment() -> Environment:
     environment.globals.update(
         W=WORDS, ROLES=ROLES, CHECKS=CHECKS, VERDICTS=list(Verdict), VERDICT_SIGNS=VERDICT_SIGNS, OUTCOME_SIGNS=OUTCOME_SIGNS
     )  # fmt: skip
-    environment.filters.update(shell=shell, spans=spans, verdict_tone=_TONES.__getitem__, tone=_tone)
+    environment.filters.update(
+        shell=shell, spans=spans, verdict_tone=_TONES.__getitem__, tone=_tone, run_sentence=run_sentence, said=said
+    )  # fmt: skip
     return environment
 
 

@@ -11,7 +11,7 @@ from conformance.known import KnownIssue
 from conformance.matrix import ROLES, Role, Row
 from conformance.report.markdown import code, escape, row_details, table
 from conformance.report.short import run_line
-from conformance.report.view import View
+from conformance.report.view import View, stack_name
 from conformance.report.words import OUTCOME_SIGNS, VERDICT_SIGNS, WORDS
 from conformance.results import CHECKS, Check, Outcome
 from conformance.verdict import Verdict
@@ -34,28 +34,22 @@ def row_page(row: Row, views: Sequence[View], known: Sequence[KnownIssue]) -> st
 
 def index_page(rows: Sequence[Row], views: Sequence[View]) -> str:
     """The page above the rows' pages: each row's verdicts on each stack."""
-    columns = ["row", "what it is", *(f"{v.results.header.backend}, {_device(v)}: {role}" for v in views for role in ROLES)]
-    lines = [
-        [
-            f"[{escape(row.name)}]({row.id}.md)",
-            escape(row.title.en),
-            *(_verdict(v.conclusion(row, role).verdict) if row in v.rows else "" for v in views for role in ROLES),
-        ]
-        for row in rows
-    ]
+    columns = ["row", *(_stack(v) for v in views)]
+    lines = [[f"[{escape(row.name)}]({row.id}.md): {escape(row.title.en)}", *(_cell(v, row) for v in views)] for row in rows]
     legend = "\n".join(f"- {_verdict(v)}: {_WORDS.verdicts[v][1]}" for v in Verdict)
     toc = "\n".join(row.id for row in rows)
-    stacks = "\n".join(f"- {run_line(v.results)}" for v in views)
+    stacks = "\n".join(f"- **{_stack(v)}**: {run_line(v.results)}" for v in views)
     return "\n\n".join(
         [
             WRITTEN,
             "# The rows",
             "One page a row: how to set it, what goes with it, what happens on each stack, and the known faults. "
-            "The verdicts are those of the runs published in `reports/`:",
-            stacks,
+            "The verdicts are those of the runs published in `reports/`; a cell has one where it is the same for actor and ref.",
             table(columns, lines),
             legend,
             f"```{{toctree}}\n:maxdepth: 1\n:hidden:\n\n{toc}\n```",
+            "## The stacks",
+            stacks or "No run is published.",
         ]
     ) + "\n"  # fmt: skip
 
@@ -108,7 +102,7 @@ def _what_happens(row: Row, views: Sequence[View]) -> Iterator[str]:
     if not shown:
         yield "No published run has this row."
     for view in shown:
-        yield f"### Backend {view.results.header.backend}, {_device(view)}"
+        yield f"### {_stack(view)}"
         yield run_line(view.results)
         lines = [
             [
@@ -138,13 +132,14 @@ def _fault(issue: KnownIssue) -> str:
     versions = ", ".join(f"{package} {wanted}" for package, wanted in issue.versions.items())
     where = [issue.check, *([issue.precision] if issue.precision else []), " and ".join(issue.roles)]
     where += [_WORDS.documented if issue.variant == "documented" else f"variant {issue.variant}", f"backend {issue.backend}"]
+    where += [f"route {issue.route}"] if issue.route else []
     raised = f" with {code(issue.exception)}" if issue.exception else ""
-    said = f", saying {code(issue.contains)}" if issue.contains else ""
+    said = f", saying {code(issue.contains)}"
     head = f"{escape(', '.join(where))}" + (f"; {escape(versions)}" if versions else "")
-    return f"- {head}: {_outcome(issue.outcome)}{raised}{said}. {escape(issue.reason)} ([upstream]({_target(issue.link)}))"
+    return f"- {head}: {_outcome(issue.outcome)}{raised}{said}. {escape(issue.reason)} ([upstream]({target(issue.link)}))"
 
 
-def _target(link: str) -> str:
+def target(link: str) -> str:
     """A link's address in angle brackets; what would end or escape them is written as URLs write it."""
     return "<" + re.sub(r"[<>\\`|]", lambda match: f"%{ord(match[0]):02X}", link) + ">"
 
@@ -163,5 +158,18 @@ def _verdict(verdict: Verdict) -> str:
     return f"{VERDICT_SIGNS[verdict]} {_WORDS.verdicts[verdict][0]}"
 
 
-def _device(view: View) -> str:
-    return _WORDS.devices[view.results.header.device]
+def _cell(view: View, row: Row) -> str:
+    """The row's verdicts on one stack; "" where the run has not the row."""
+    if row not in view.rows:
+        return ""
+    verdicts = {role: view.conclusion(row, role).verdict for role in ROLES}
+    if len(set(verdicts.values())) == 1:
+        return _verdict(verdicts[ROLES[0]])
+    return ", ".join(f"{role} {_verdict(verdict)}" for role, verdict in verdicts.items())
+
+
+def _stack(view: View) -> str:
+    """Markdown: what tells a published run from the others."""
+    header = view.results.header
+    untested = ", untested" if header.untested else ""
+    return escape(f"{stack_name(header)}, {header.route}, {_WORDS.devices[header.device]}{untested}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from conformance.errors import UsageFault
 from conformance.matrix import ROLES, Role, Row
+from conformance.replace import replace_file
 from conformance.report.markdown import code, escape, table
 from conformance.report.view import View
 from conformance.report.words import OUTCOME_SIGNS, VERDICT_SIGNS, WORDS
@@ -35,7 +36,7 @@ def short_table(results: ResultSet, rows: Sequence[Row]) -> str:
 
 
 def _operators(view: View, row: Row, variant: str) -> str:
-    """How many generated cases the row's operators were run on, and the worst error against that of plain torch."""
+    """How many generated cases the row's operators were run on, and the worst error over the expected rounding error."""
     records = [record for _, record in view.operators(row) if record is not None] if variant == "documented" else []
     if not records:
         return ""
@@ -78,9 +79,12 @@ def _why(results: ResultSet, row: Row, variant: str) -> str:
 
 def insert(path: Path, text: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the text between the two marks of a Markdown file, in place of what is there."""
-    content = path.read_text(encoding="utf-8")
+    try:
+        content = path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageFault(f"{path}: not UTF-8; right form: a Markdown file in UTF-8") from None
     before, begin, rest = content.partition(marks[0])
     _old, end, after = rest.partition(marks[1])
     if not begin or not end:
         raise UsageFault(f"{path}: no place for a table; right form: a line {marks[0]!r} and a line {marks[1]!r}")
-    path.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
+    replace_file(path, f"{before}{begin}\n{text}\n{end}{after}".encode())

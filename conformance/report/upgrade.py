@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from conformance.diff import compare
 from conformance.matrix import ROLES, Row
 from conformance.report.markdown import code, escape, table
 from conformance.report.short import run_line, verdict_text
@@ -15,7 +16,7 @@ END = "<!-- end of upgrade -->"
 
 
 def upgrade_table(old: ResultSet, new: ResultSet, rows: Sequence[Row]) -> str:
-    """Markdown: the two runs, then the table. Both sets are whole, see `diff.read_whole`."""
+    """Markdown: the two runs, what makes them hard to compare, then the table. Both are whole, see `diff.read_whole`."""
     before, after = View(old, rows), View(new, rows)
     lines = []
     for row in rows:
@@ -29,6 +30,9 @@ def upgrade_table(old: ResultSet, new: ResultSet, rows: Sequence[Row]) -> str:
                     name = escape(row.name) if variant == "documented" else f"{escape(row.name)} ({variant})"
                     lines.append([name, code(keys), role, *sides])
     heads = [f"From: {run_line(old)}", f"To: {run_line(new)}"]
+    notes = compare(old, new, rows).notes
+    if notes:
+        heads.append("\n".join(f"- Note: {escape(note)}." for note in notes))
     if not lines:
         return "\n\n".join([*heads, "No verdict changes."])
     return "\n\n".join([*heads, table(["row", "keys", "role", "before", "after"], lines)])

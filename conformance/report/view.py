@@ -12,7 +12,9 @@ from pydantic import JsonValue
 
 from conformance.matrix import ROLES, Role, Row
 from conformance.operators import Family
-from conformance.results import CHECKS, OUTCOMES, PRECISIONS, Check, CheckRecord, OperatorRecord, Outcome, ResultSet
+from conformance.report.text import one_line
+from conformance.report.words import Words
+from conformance.results import CHECKS, OUTCOMES, PRECISIONS, Check, CheckRecord, Header, OperatorRecord, Outcome, ResultSet
 from conformance.verdict import Conclusion, conclude
 
 
@@ -43,6 +45,27 @@ class View:
         """The families that the row rests on, each with what it came to; None where it was not run."""
         found = {record.family: record for record in self.results.operators}
         return [(family, found.get(family)) for family in row.operators]
+
+
+def stack_name(header: Header) -> str:
+    """A stack in short, in any language: `verl 0.9.1, MindSpeed core_r0.16.0`; without MindSpeed, what runs in its place."""
+    versions = {name: one_line(version, 60) for name, version in header.versions().items()}
+    core = f"plain megatron-core {versions.get('megatron-core')}"
+    return f"verl {versions.get('verl')}, " + (
+        f"MindSpeed {versions.get('mindspeed')}" if header.backend == "mindspeed" else core
+    )
+
+
+def run_sentence(header: Header, words: Words) -> str:
+    """When the run started, on what stack, by which way through verl, and how."""
+    return words.started.format(
+        started=one_line(header.started, 60),
+        stack=stack_name(header),
+        route=header.route,
+        device=words.devices[header.device],
+        backend=header.backend,
+        precisions=", ".join(header.precisions),
+    )
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ class Words:
 
 @dataclass(frozen=True)
 class PageWords:
-    """What only the HTML page says. `columns` of runs: number, start, backend, device, state, stack."""
+    """What only the HTML page says. `columns` of runs: number, start, backend, route, device, state, stack."""
 
     language: str
     skip: str
@@ -99,7 +99,7 @@ class PageWords:
     history_hint: str
     share: str
     runs: str
-    run_columns: tuple[str, str, str, str, str, str]
+    run_columns: tuple[str, str, str, str, str, str, str]
     complete: str
     interrupted: str
     this_run: str
@@ -107,7 +107,8 @@ class PageWords:
 
 ENGLISH = Words(
     title="Support table",
-    started="Run started {started}; device: {device}; backend: {backend}; precisions: {precisions}.",
+    started="Run started {started}; stack: {stack}; route: {route}; device: {device}; backend: {backend}; "
+    "precisions: {precisions}.",
     incomplete="INCOMPLETE: the run was interrupted. What is missing below was not run.",
     partial="PARTIAL: only these rows were selected: {rows}.",
     untested="Untested combination",
@@ -126,8 +127,8 @@ ENGLISH = Words(
         "Stack",
     ),
     operators="Operators",
-    operator_cell="{cases} cases, worst error {ratio} of plain torch's, {device}",
-    operator_columns=("Family", "Outcome", "Cases", "Worst error, of plain torch's", "Device", "What was seen"),
+    operator_cell="{cases} cases, worst error {ratio} the expected rounding error, {device}",
+    operator_columns=("Family", "Outcome", "Cases", "Worst error over the expected rounding error", "Device", "What was seen"),
     checks={"accepted": "accepted", "engaged": "engaged", "parity": "parity"},
     outcomes={
         "pass": "pass",
@@ -200,7 +201,7 @@ ENGLISH = Words(
         history_hint="Oldest run on the left; the numbers are those of the list of runs.",
         share="Largest difference as a share of its bound; 1 is the bound.",
         runs="Runs",
-        run_columns=("No.", "Started", "Backend", "Device", "State", "Stack"),
+        run_columns=("No.", "Started", "Backend", "Route", "Device", "State", "Stack"),
         complete="complete",
         interrupted="interrupted",
         this_run="shown on this page",
@@ -209,7 +210,7 @@ ENGLISH = Words(
 
 CHINESE = Words(
     title="支持情况表",
-    started="运行开始于 {started}；设备：{device}；后端：{backend}；精度：{precisions}。",
+    started="运行开始于 {started}；软件栈：{stack}；途径：{route}；设备：{device}；后端：{backend}；精度：{precisions}。",
     incomplete="不完整（INCOMPLETE）：运行被中断，下文缺少的项均未运行。",
     partial="部分结果（PARTIAL）：只选择了以下行：{rows}。",
     untested="未经测试的组合",
@@ -217,8 +218,8 @@ CHINESE = Words(
     tables={"feature": "特性", "fused_operator": "融合算子"},
     columns=("特性名称", "配置参数", "状态", "结论", "是否接受", "是否生效", "数值一致", "证据", "设备", "软件栈"),
     operators="算子",
-    operator_cell="{cases} 个用例，最大误差为普通 torch 的 {ratio}，{device}",
-    operator_columns=("算子类", "结果", "用例数", "最大误差（相对普通 torch）", "设备", "所见"),
+    operator_cell="{cases} 个用例，最大误差为预期舍入误差的 {ratio}，{device}",
+    operator_columns=("算子类", "结果", "用例数", "最大误差（相对预期舍入误差）", "设备", "所见"),
     checks={"accepted": "是否接受", "engaged": "是否生效", "parity": "数值一致"},
     outcomes={
         "pass": "通过",
@@ -282,7 +283,7 @@ CHINESE = Words(
         history_hint="左边最早；编号见“运行列表”。",
         share="最大差异与其界限之比；1 即界限。",
         runs="运行列表",
-        run_columns=("编号", "开始", "后端", "设备", "状态", "软件栈"),
+        run_columns=("编号", "开始", "后端", "途径", "设备", "状态", "软件栈"),
         complete="完整",
         interrupted="被中断",
         this_run="本页所示",

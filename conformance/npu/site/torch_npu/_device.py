@@ -9,6 +9,7 @@ Limits, on purpose: tensors keep `device.type == "cpu"`; every tensor is `is_npu
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Callable
 from typing import Any
@@ -78,9 +79,28 @@ def on_device(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def device_count() -> int:
+    """ASCEND_RT_VISIBLE_DEVICES as on hardware, else eight, or as many as there are ranks on this node."""
+    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
+    if visible:
+        return len(visible.split(","))
+    return max(8, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+
+
+def require_index(index: int, lowest: int = 0) -> None:
+    """RuntimeError for an index that no emulated device has."""
+    if not lowest <= index < device_count():
+        raise RuntimeError(f"Invalid device ID {index}: the emulated NPU has {device_count()} devices")
+
+
 def to_cpu(value: Any) -> Any:
-    """`value`, or the CPU where it names the emulated device."""
-    return _CPU if on_device(value) else value
+    """`value`, or the CPU where it names the emulated device; RuntimeError where there is no device of that index."""
+    if not on_device(value):
+        return value
+    index = value if isinstance(value, int) else torch.device(value).index
+    if index is not None:
+        require_index(index)
+    return _CPU
 
 
 def redirected(function: Callable[..., Any], *, pinned: bool = False) -> Callable[..., Any]:

@@ -17,13 +17,20 @@ _DEFAULT_TIMEOUT = timedelta(minutes=30)
 
 
 class _Options:
-    """ProcessGroupHCCL.Options: kept, without effect."""
+    """ProcessGroupHCCL.Options: kept, without effect.
 
-    #: MindSpeed looks for it on the class.
-    hccl_config: dict[str, Any] = {}  # noqa: RUF012
+    The fields are those of torch's Backend.Options and of the vendor's binding (torch_npu/csrc/distributed/Init.cpp, 2.x);
+    AttributeError for any other. MindSpeed looks for `hccl_config` on the class, where a slot is, too.
+    """
+
+    __slots__ = (
+        *("_timeout", "global_ranks_in_group", "group_name"),
+        *("group_id", "hccl_config", "is_high_priority_stream", "op_timeout"),
+    )
+    backend = "hccl"
 
     def __init__(self) -> None:
-        self.hccl_config = {}
+        self.hccl_config: dict[str, Any] = {}
         self.is_high_priority_stream = False
         self.global_ranks_in_group: list[int] = []
         self.group_id = ""

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._device import device_count, require_index
 from .._strict import refuse_unknown
 from . import amp, memory, random
 from .config import config, set_compile_mode, set_option
@@ -99,22 +100,13 @@ def _index(which: int | str | torch.device | None) -> int:
     if isinstance(which, torch.device):
         which = which.index
     index = _current if which is None else int(which)
-    if not -1 <= index < device_count():
-        raise RuntimeError(f"Invalid device ID {index}: the emulated NPU has {device_count()} devices")
+    require_index(index, -1)
     return index
 
 
 def is_available() -> bool:
     """Always: that is what the emulation is for."""
     return True
-
-
-def device_count() -> int:
-    """ASCEND_RT_VISIBLE_DEVICES as on hardware, else eight, or as many as there are ranks on this node."""
-    visible = os.environ.get("ASCEND_RT_VISIBLE_DEVICES")
-    if visible:
-        return len(visible.split(","))
-    return max(8, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def current_device() -> int:
