@@ -16,6 +16,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
 from conformance.operators import moe
 from conformance.operators.attention import AttentionCase, allowed, joined, members
@@ -62,7 +63,7 @@ def _load(path: Path) -> ModuleType:
 
 
 def sdpa(case: AttentionCase, tensors: Sequence[Tensor]) -> Tensor:
-    """`scaled_dot_product_attention` on each member."""
+    """`scaled_dot_product_attention` on each member, with torch's own causal masks for sparse modes 2 and 3."""
     q, k, v = tensors
     parts = zip(
         members(q, case.layout, case.queries, case.heads),
@@ -73,7 +74,11 @@ def sdpa(case: AttentionCase, tensors: Sequence[Tensor]) -> Tensor:
     outputs = []
     for m, (a, b, c) in enumerate(parts):
         seen = allowed(case, m)
-        out = F.scaled_dot_product_attention(a[None], b[None], c[None], seen[None], scale=case.scale, enable_gqa=True)[0]
+        causal = {2: causal_upper_left, 3: causal_lower_right}.get(case.mode) if case.mask == "triangle" else None
+        if a.shape[1] > b.shape[1] and case.mode == 3:  # torch's has no answer for queries without keys, and warns
+            causal = None
+        mask: Any = seen[None] if causal is None else causal(a.shape[1], b.shape[1])
+        out = F.scaled_dot_product_attention(a[None], b[None], c[None], mask, scale=case.scale, enable_gqa=True)[0]
         outputs.append(torch.where(seen.any(-1, keepdim=True), out, 0.0))
     return joined(outputs, case)
 

@@ -138,6 +138,18 @@ def test_trailing_zeros_stand_for_absent_sequences() -> None:
     close(tnd(*tnd_inputs(), ends=([3, 8, 0, 0], [4, 9, 0, 0]))[0], tnd_reference(*tnd_inputs()), 1e-11)
 
 
+def test_packed_members_with_queries_or_keys_alone() -> None:
+    """Two queries without keys, three keys without queries, and one member with both: the first two have no part in it."""
+    q, k, v = randn(5, 4, 8), randn(7, 2, 8, seed=2), randn(7, 2, 6, seed=3)
+    ends = {"actual_seq_qlen": [2, 2, 5], "actual_seq_kvlen": [0, 3, 7]}
+
+    def want(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = reference(*(t.transpose(0, 1)[None] for t in (q[2:], k[3:], v[3:])))[0].transpose(0, 1)
+        return torch.cat((q.new_zeros(2, 4, 6), out))
+
+    agree(lambda *t: npu.npu_fusion_attention(*t, 4, "TND", scale=SCALE, **ends), want, [q, k, v])
+
+
 def check_packed_statistics() -> None:
     q, k, v = tnd_inputs()
     _, top, total, *_ = tnd(q, k, v)

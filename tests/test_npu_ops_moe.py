@@ -217,7 +217,7 @@ FORBIDDEN: list[tuple[str, Any]] = [
         randn(N * K, H), torch.arange(N * K), [N, H], probs=randn(N, E))),
     ("rows of indices", lambda: npu.npu_moe_token_permute(randn(5, H), INDICES)),
     ("must be int32 or int64", lambda: npu.npu_moe_token_permute(randn(4, H), INDICES.float())),
-    ("probs .* for 8 indices", lambda: npu.npu_moe_token_unpermute(randn(8, H), torch.arange(8), randn(3, 2))),
+    ("probs .* for 8 indices", lambda: npu.npu_moe_token_unpermute(randn(8, H), torch.arange(8).int(), randn(3, 2))),
 ]  # fmt: skip
 
 

@@ -89,10 +89,15 @@ MUTANTS = [
     Mutant("capacity_overwrites", "moe_permute", "moe_routing_map.permute_with_routing_map_grad", ".index_add_(0, at, wide(grad))", ".index_copy_(0, at, wide(grad))", "gradient of tokens"),
     Mutant("weights_forgotten", "moe_unpermute", "moe.token_unpermute", "rows * wide(probs)[..., None]", "rows", "output"),
     Mutant("average_for_sum", "moe_unpermute", "moe.token_unpermute", "weighted.sum(1)", "weighted.mean(1)", "output"),
-    Mutant("dropped_rows_come_back", "moe_unpermute", "moe.collect", "picked * kept[:, None]", "picked", "output"),
+    Mutant("dropped_rows_come_back", "moe_permute", "moe.collect", "picked * kept[:, None]", "picked", "gradient of tokens"),
     Mutant("probs_gradient_of_one_column", "moe_unpermute", "moe.token_unpermute_grad", "* grad).sum(-1)", "* grad)[..., 0]", "gradient of probs"),
     Mutant("map_weights_forgotten", "moe_unpermute", "moe_routing_map.unpermute_with_routing_map", "rows = rows * wide(picked)[:, None]\n    tokens", "tokens", "output"),
     Mutant("map_probs_gradient_in_row_order", "moe_unpermute", "moe_routing_map.unpermute_with_routing_map_grad", "scatter_probs(expert_order, routing_map)", "scatter_probs(expert_order.flip(0), routing_map)", "gradient of probs"),
+    Mutant("int32_indices_backwards", "moe_permute", "moe.token_permute", "torch.argsort(indices.reshape(-1), stable=True)", "torch.argsort(indices.reshape(-1) if indices.dtype == torch.int64 else -indices.reshape(-1), stable=True)", "permuted tokens"),
+    Mutant("int8_map_backwards", "moe_permute", "moe_routing_map.permute_with_routing_map", "routing_map.bool().T.nonzero()[:, 1]", "(routing_map if routing_map.dtype == torch.bool else routing_map.flip(1)).bool().T.nonzero()[:, 1]", "permuted tokens"),
+    Mutant("negative_number_keeps_all", "moe_permute", "moe.token_permute", "order[: num_out_tokens or None]", "order[: max(num_out_tokens or 0, 0) or None]", ""),
+    Mutant("places_modulo_64", "moe_permute", "moe.invert", "torch.arange(order.numel(), dtype=torch.int32)", "torch.arange(order.numel(), dtype=torch.int32) % 64", "sorted indices"),
+    Mutant("map_stops_at_512_rows", "moe_unpermute", "moe_routing_map.unpermute_with_routing_map", "out = collect(rows, sorted_indices", "out = collect(rows * (torch.arange(len(rows)) < 512)[:, None], sorted_indices", "output"),
     # Grouped products.
     Mutant("totals_taken_for_counts", "grouped_matmul", "grouped_matmul._bounds", "bounds[-1] + entry if group_list_type == 1 else entry", "bounds[-1] + entry", "RuntimeError"),
     Mutant("experts_reversed", "grouped_matmul", "grouped_matmul._rows", "zip(pairwise(bounds), experts, biases", "zip(pairwise(bounds), experts[::-1], biases", "output"),
@@ -101,6 +106,7 @@ MUTANTS = [
     Mutant("products_in_bfloat16", "grouped_matmul", "grouped_matmul._matmul", "wide(left) @ wide(right)", "(left.bfloat16() @ right.bfloat16()).to(wide(left).dtype)", "output"),
     Mutant("contraction_one_short", "grouped_matmul", "grouped_matmul._contraction", "x[:, a:b], weight[a:b]", "x[:, a:b - 1], weight[a:b - 1]", "output"),
     Mutant("accumulator_overwritten", "grouped_matmul", "kernels.GroupMatmulAdd.npu_groupmatmul_add_fp32", "by_group[group] += x", "by_group[group] = x", "accumulated"),
+    Mutant("groups_want_rows", "grouped_matmul", "grouped_matmul._contraction", "require(x.shape[1] == weight.shape[0], OP", "require(len(weight) > 0, OP, 'no rows.'); require(x.shape[1] == weight.shape[0], OP", "no rows"),
     # Rotary embedding.
     Mutant("turned_the_other_way", "rotary", "rotary._rotate", "torch.cat((-second, first), -1)", "torch.cat((second, -first), -1)", "output"),
     Mutant("neighbours_turned_the_other_way", "rotary", "rotary._rotate", "(-x[..., 1::2], x[..., ::2])", "(x[..., 1::2], -x[..., ::2])", "output"),
@@ -117,7 +123,35 @@ MUTANTS = [
     Mutant("maximize_ignored", "fused_adamw", "optimizer.adamw_step", "-wide(grad) if maximize else wide(grad)", "wide(grad)", "moment"),
     Mutant("amsgrad_forgets", "fused_adamw", "optimizer.adamw_step", "v = torch.maximum(wide(square_max), v)", "pass", "parameter"),
     Mutant("kernel_counts_from_zero", "fused_adamw", "kernels.FusedAdamWV2.npu_apply_fused_adamw_v2", "step = float(state_step)", "step = float(state_step) + 1", "parameter"),
+    Mutant("strided_parameter_not_written", "fused_adamw", "optimizer.adamw_step", "param.copy_(p -", "(param if param.is_contiguous() else param.clone()).copy_(p -", "parameter"),
+    Mutant("largest_square_not_kept", "fused_adamw", "optimizer.adamw_step", "square_max.copy_(v)", "pass", "parameter"),
+    # Dtypes of outputs, and of what backward operators give by themselves: autograd casts gradients.
+    Mutant("swiglu_gives_float32", "swiglu", "activation.swiglu", ".to(input.dtype)", "", "output: dtype torch.float32"),
+    Mutant("rms_norm_gives_float32", "rms_norm", "norm.rms_norm", ".to(input.dtype), rstd", ", rstd", "output: dtype torch.float32"),
+    Mutant("rotary_gives_float32", "rotary", "rotary.rotary_mul", ".to(input.dtype)", "", "output: dtype torch.float32"),
+    Mutant("unpermute_gives_float32", "moe_unpermute", "moe.token_unpermute", ".to(permuted_tokens.dtype)", "", "output: dtype torch.float32"),
+    Mutant("swiglu_backward_gives_float32", "swiglu", "activation.swiglu_backward", ".to(input.dtype)", "", "gradient of input from the backward operator: dtype torch.float32"),
+    Mutant("rms_norm_backward_gives_float32", "rms_norm", "norm.rms_norm_backward", "dx.to(input.dtype)", "dx", "gradient of input from the backward operator: dtype torch.float32"),
+    Mutant("gamma_gradient_rounded", "rms_norm", "norm.rms_norm_backward", ".sum(0)", ".sum(0).to(input.dtype)", "gradient of gamma from the backward operator: dtype torch.bfloat16"),
+    Mutant("rotary_backward_gives_float32", "rotary", "rotary.rotary_mul_backward", "dr1.to(r1.dtype)", "dr1", "gradient of r1 from the backward operator: dtype torch.float32"),
+    Mutant("unpermute_backward_gives_float32", "moe_unpermute", "moe.token_unpermute_grad", ".to(probs.dtype)", "", "gradient of probs from the backward operator: dtype torch.float32"),
+    Mutant("unpermute_map_backward_gives_float32", "moe_unpermute", "moe_routing_map.unpermute_with_routing_map_grad", "dprobs.to(probs.dtype)", "dprobs", "gradient of probs from the backward operator: dtype torch.float32"),
+    Mutant("permute_backward_gives_float32", "moe_permute", "moe.token_permute_grad", ".to(tokens.dtype)", "", "gradient of tokens from the backward operator: dtype torch.float32"),
+    Mutant("attention_backward_gives_float32", B, "_attention_math.attend_backward", "dq.to(q.dtype)", "dq", "gradient of query from the backward operator: dtype torch.float32"),
+    # Long members, wide heads, members without queries.
+    Mutant("long_and_grouped", F, "_attention_math.attend", "scores = _scores(q, k, scale)", "scores = _scores(q, k, scale) * (0 if k.shape[2] > 64 and k.shape[1] != q.shape[1] else 1)", "output"),
+    Mutant("long_batches", F, "_attention_math.attend", "scores = _scores(q, k, scale)", "scores = _scores(q, k, scale) * (0 if k.shape[2] > 64 and q.shape[0] > 1 else 1)", "output"),
+    Mutant("long_in_bfloat16", F, "_attention_math.attend", "scores = _scores(q, k, scale)", "scores = _scores(q, k, scale) * (0 if k.shape[2] > 2048 and q.dtype != torch.float32 else 1)", "output"),
+    Mutant("long_top_left", F, "_attention_shapes.Masking._compressed", "if self.mode == 2:", "if self.mode == 2 and columns > 2048:\n        return torch.zeros(rows, columns, dtype=torch.bool)\n    if self.mode == 2:", "output"),
+    Mutant("long_bands", F, "_attention_shapes.Masking._compressed", "if self.mode == 2:", "if self.mode == 4 and columns > 512:\n        return torch.zeros(rows, columns, dtype=torch.bool)\n    if self.mode == 2:", "output"),
+    Mutant("heads_wider_than_16", F, "_attention_math._scores", "* scale", "* (scale if q.shape[-1] <= 16 else 0)", "output"),
+    Mutant("heads_wider_than_128", F, "_attention_math._scores", "* scale", "* (scale if q.shape[-1] <= 128 else 0)", "output"),
+    Mutant("keys_without_queries_stay", F, "_attention_shapes.sequences", "start_q, start_kv = end_q, end_kv", "start_q, start_kv = end_q, (end_kv if end_q > start_q else start_kv)", "output"),
+    Mutant("mask_read_as_contiguous", F, "_attention_shapes.Masking._explicit", "forbidden = mask.bool()", "forbidden = mask.bool() if mask.is_contiguous() else mask.bool().flip(-1)", "output"),
+    Mutant("one_gradient_read_as_many", B, "attention.fusion_attention_grad", "dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))", "dy = dy if dy.is_contiguous() else dy * 2; dq, dk, dv = (torch.zeros_like(t, memory_format=torch.contiguous_format) for t in (query, key, value))", "gradient"),
     # Ring attention's kernel.
+    Mutant("views_read_from_the_start", F, "_attention_shapes.to_bnsd", "by_head = tensor.reshape(", "by_head = (tensor.flip(0) if tensor.storage_offset() else tensor).reshape(", "causal ring"),
+    Mutant("ring_ignores_the_old_in_bfloat16", F, "kernels.RingAttentionUpdate.npu_ring_attention_update", "merged = prev_attn_out * prev_share", "merged = (0 if prev_attn_out.dtype == torch.bfloat16 else 1) * prev_attn_out * prev_share", "merged"),
     Mutant("ring_keeps_the_old_maximum", F, "kernels.RingAttentionUpdate.npu_ring_attention_update", "torch.maximum(prev_softmax_max, cur_softmax_max)", "torch.minimum(prev_softmax_max, cur_softmax_max) * 0", "merged"),
     Mutant("ring_memory_read_by_token", F, "kernels.RingAttentionUpdate._per_output", "rows[a * heads : b * heads].view(heads, -1).T", "rows[a * heads : b * heads].view(-1, heads)", "merged"),
     Mutant("ring_shares_swapped", F, "kernels.RingAttentionUpdate.npu_ring_attention_update", "for part in (prev_sum, cur_sum)", "for part in (cur_sum, prev_sum)", "merged"),
@@ -125,14 +159,17 @@ MUTANTS = [
 
 G, S, R = COLLECTIVE
 COLLECTIVE_MUTANTS = [
-    Mutant("ranks_in_reverse", G, "mc2.all_gather_base_mm", "product = _matmul(op, gathered, x2, None)", "product = _matmul(op, gathered.flip(0), x2, None)", "product"),
-    Mutant("own_rows_only", G, "mc2.all_gather_base_mm", "product = _matmul(op, gathered, x2, None)", "product = _matmul(op, input, x2, None).repeat(world_size, 1)", "product"),
+    Mutant("ranks_in_reverse", G, "mc2.all_gather_base_mm", "product = _matmul(gathered, x2)", "product = _matmul(gathered.flip(0), x2)", "product"),
+    Mutant("own_rows_only", G, "mc2.all_gather_base_mm", "product = _matmul(gathered, x2)", "product = _matmul(input, x2).repeat(world_size, 1)", "product"),
     Mutant("gathers_always", G, "mc2.all_gather_base_mm", "gathered if gather_output else input.new_empty(0)", "gathered", "gathered"),
     Mutant("rows_of_another_rank", S, "mc2.mm_reduce_scatter_base", "partial.contiguous()", "partial.contiguous().roll(len(out), 0)", "product"),
     Mutant("not_reduced", S, "mc2.mm_reduce_scatter_base", "return out", "return partial[: len(out)]", "product"),
-    Mutant("bias_once", R, "mc2.mm_all_reduce_base", "_matmul(op, x1, x2, bias)", "_matmul(op, x1, x2, bias if group.rank() == 0 else None)", "product"),
+    Mutant("bias_once", R, "mc2.mm_all_reduce_base", "_matmul(x1, x2, bias)", "_matmul(x1, x2, bias if group.rank() == 0 else None)", "product"),
     Mutant("average_of_ranks", R, "mc2.mm_all_reduce_base", "return product", "return product / group.size()", "product"),
     Mutant("wrong_reduction", R, "mc2.mm_all_reduce_base", "group.allreduce([product])", "group.allreduce([product], __import__('torch').distributed.ReduceOp.MAX)", "product"),
+    Mutant("transposed_matrix_read_as_it_lies", S, "mc2._matmul", "wide(left) @ wide(right)", "wide(left) @ (wide(right) if right.is_contiguous() else wide(right).flip(1))", "product"),
+    Mutant("one_rank_refuses", G, "mc2.all_gather_base_mm", "_contraction(op, input)", "require(group.rank() != 1, op, 'this rank says no.')", "rank 1 of 2: RuntimeError: npu_all_gather_base_mm: this rank says no."),
+    Mutant("every_rank_refuses", S, "mc2.mm_reduce_scatter_base", "_contraction(op, input)", "require(False, op, 'no rank likes it.')", "rank 0, 1 of 2: RuntimeError: npu_mm_reduce_scatter_base: no rank likes it."),
     Mutant("product_in_bfloat16", R, "mc2._matmul", "wide(left) @ wide(right)", "(left.bfloat16() @ right.bfloat16()).to(wide(left).dtype)", "product"),
 ]  # fmt: skip
 
@@ -140,6 +177,7 @@ COLLECTIVE_MUTANTS = [
 def assert_caught(mutant: Mutant, found: Explored) -> None:
     assert found.falsifying is not None, f"not caught in {found.cases} cases, worst ratio {found.worst_ratio:.3g}"
     assert mutant.caught in found.where, found.where
+    assert found.where.startswith("named case "), f"by luck of drawing: {found.where}"
     assert re.search(rf"replay\('{mutant.family}', \w+Case\(", found.falsifying)
 
 

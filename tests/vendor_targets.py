@@ -196,8 +196,6 @@ def _other_calls() -> list[Call]:
         for number in (5, 6, 15):  # float16, float32, bfloat16
             ops.npu_dtype_cast(x, number)
         ops.npu_dtype_cast_backward(x.bfloat16(), torch.float32)
-        listed = [torch.randn(2, 4), torch.randn(3, 4)]
-        ops.npu_grouped_matmul.List(listed, [torch.randn(4, 5), torch.randn(4, 5)], group_list=None, group_type=-1)
         ops.npu_format_cast(x, 2)
         ops.get_npu_format(x)
         ops.empty_with_swapped_memory([2, 3], dtype=torch.float32, device=torch.device("npu"))

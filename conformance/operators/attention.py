@@ -15,7 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from conformance.operators.surface import Drawn, Dtype, Strides, Surface, draw, normal
+from conformance.operators.surface import Drawn, Dtype, Strides, Surface, draw, lay_out, normal
 from conformance.operators.tolerance import must
 
 Layout = Literal["BNSD", "BSND", "BSH", "SBH", "TND"]
@@ -27,7 +27,11 @@ _SIDE = 2048
 
 @dataclass(frozen=True)
 class AttentionCase:
-    """One call. `queries` and `keys` are the lengths of the batch's members, all equal unless the layout is TND."""
+    """One call. `queries` and `keys` are the lengths of the batch's members, all equal unless the layout is TND.
+
+    What the vendor takes of TND: explicit masks that show every row a key, and no fewer keys than queries with modes 3 and 4.
+    `others`: the memory of an explicit mask, `incoming`: that of the output's gradient.
+    """
 
     layout: Layout
     dtype: Dtype
@@ -47,6 +51,8 @@ class AttentionCase:
     scale: float = 0.5
     size: float = 1.0
     strides: Strides = "contiguous"
+    others: Literal["contiguous", "sliced", "transposed"] = "contiguous"
+    incoming: Strides = "contiguous"
     seed: int = 0
 
     @property
@@ -115,6 +121,8 @@ def explicit_mask(case: AttentionCase) -> Tensor:
     if case.mode == 0 and rows and columns:
         i, j = torch.arange(rows)[:, None], torch.arange(columns)[None]
         forbidden |= (j < i - case.before) | (j > i + case.after)
+    if case.packed:
+        forbidden[..., :1] = False
     return forbidden
 
 
@@ -177,7 +185,9 @@ def arguments(case: AttentionCase, surface: Surface) -> dict[str, Any]:
         options["atten_mask"] = surface.put(torch.ones(_SIDE, _SIDE, dtype=torch.bool).triu(1))
     elif case.mask != "none":
         mask = explicit_mask(case)
-        options["atten_mask"] = surface.put(mask[0, 0] if case.mask_form == "SS" else mask)
+        options["atten_mask"] = lay_out(mask[0, 0] if case.mask_form == "SS" else mask, case.others, surface)
+        if bool(mask.all(-1).any()):
+            options["inner_precise"] = 2  # the vendor's word for: rows without a key are to be looked for
     if case.packed:
         zero = [0] if case.leading_zero else []
         options["actual_seq_qlen"] = zero + list(accumulate(case.queries))

@@ -24,13 +24,14 @@ from conformance.operators.attention import (
     rows_of,
     rows_operator,
 )
-from conformance.operators.gradients import Names, compare, weights_for
+from conformance.operators.gradients import Names, check_dtypes, compare, weights_for
 from conformance.operators.surface import Surface
-from conformance.operators.tolerance import Quantity, exact, must
+from conformance.operators.tolerance import Quantity, exact
 
+STATISTICS = "softmax maximum", "softmax sum"
 #: What is written where no query looks: finite, and large enough to show.
 JUNK = 3e4
-NAMES = Names(("query", "key", "value"), ("output", "softmax maximum", "softmax sum"))
+NAMES = Names(("query", "key", "value"), ("output", *STATISTICS), float32=STATISTICS)
 
 
 def check_forward(case: AttentionCase, surface: Surface) -> list[Quantity]:
@@ -43,7 +44,6 @@ def check_forward(case: AttentionCase, surface: Surface) -> list[Quantity]:
     quantities = compare(call, plain(case), inputs, NAMES, seed=case.seed, differentiable=0, magnitudes=sizes, terms=terms)
     output, top, total = quantities
     device = [x.device for x in inputs]
-    must(output.got.dtype == same[0].dtype, f"output: dtype {output.got.dtype}, must be {same[0].dtype}")
 
     def again(name: str, got: Tensor) -> Quantity:
         return replace(output, name=name, got=got.cpu())
@@ -70,6 +70,8 @@ def check_forward(case: AttentionCase, surface: Surface) -> list[Quantity]:
             for whole, part in zip((top, total), merged[1:], strict=False):
                 name = f"{whole.name} merged from {blocks} blocks of keys"
                 quantities.append(replace(whole, name=name, got=rows_of(part, case)))
+    if _can_ring_causally(case):
+        quantities.append(_causal_ring(case, surface, device, output))
     return quantities
 
 
@@ -96,6 +98,8 @@ def _one_by_one(case: AttentionCase, surface: Surface, device: Sequence[Tensor])
         alone = replace(case, queries=(n_q,), keys=(n_k,), tail=0, leading_zero=False)
         at_q, at_k = sum(case.queries[:m]), sum(case.keys[:m])
         options = arguments(case, surface) | {"actual_seq_qlen": [n_q], "actual_seq_kvlen": [n_k]}
+        if case.mask not in ("none", "triangle"):  # as large as the longest member, which is now this one
+            options["atten_mask"] = options["atten_mask"][:n_q, :n_k]
         q, k, v = device[0][at_q : at_q + n_q], device[1][at_k : at_k + n_k], device[2][at_k : at_k + n_k]
         if not n_q:
             continue
@@ -145,7 +149,9 @@ def _blocks(case: AttentionCase, surface: Surface, blocks: int) -> list[_Block]:
     axis, forbidden = 2 if case.layout == "BNSD" else 0, ~allowed(case, 0)[0]
     cuts = torch.arange(case.keys[0]).tensor_split(blocks)
     masks = [surface.put(forbidden[:, cut].contiguous()) for cut in cuts]
-    return [_Block(axis, cut, {"atten_mask": mask, "sparse_mode": 1}) for cut, mask in zip(cuts, masks, strict=True)]
+    # A block of keys may have none for some queries.
+    options = {"sparse_mode": 1, "inner_precise": 2}
+    return [_Block(axis, cut, options | {"atten_mask": mask}) for cut, mask in zip(cuts, masks, strict=True)]
 
 
 def ring(case: AttentionCase, surface: Surface, device: Sequence[Tensor], blocks: int) -> list[Tensor]:
@@ -158,8 +164,14 @@ def ring(case: AttentionCase, surface: Surface, device: Sequence[Tensor], blocks
         torch.ops.npu.npu_fusion_attention(q, b.of(k), b.of(v), case.heads, case.layout, scale=case.scale, **b.options)[:3]
         for b in _blocks(case, surface, blocks)
     ]
+    return _merged(case, surface, pieces, rows_without_keys=case.mask != "none")
+
+
+def _merged(
+    case: AttentionCase, surface: Surface, pieces: Sequence[Sequence[Tensor]], *, rows_without_keys: bool
+) -> list[Tensor]:
     kernel = surface.kernels.get("npu_ring_attention_update")
-    if kernel is not None and case.layout in ("SBH", "TND") and case.mask == "none" and case.dtype == "float32":
+    if kernel is not None and case.layout in ("SBH", "TND") and not rows_without_keys:
         merged, ends = pieces[0], torch.tensor([0, *accumulate(case.queries)]) if case.packed else None
         for piece in pieces[1:]:
             merged = kernel.npu_ring_attention_update(*merged, *piece, ends, case.layout)
@@ -178,12 +190,33 @@ def ring(case: AttentionCase, surface: Surface, device: Sequence[Tensor], blocks
     return [joined(merged_members, case)]
 
 
+def _can_ring_causally(case: AttentionCase) -> bool:
+    square = case.queries == case.keys and case.queries[0] > 1 and case.queries[0] % 2 == 0
+    return square and case.layout in ("BNSD", "SBH") and case.mode == 3 and case.mask == "triangle"
+
+
+def _causal_ring(case: AttentionCase, surface: Surface, device: Sequence[Tensor], output: Quantity) -> Quantity:
+    """The last half of the queries as rings have it: all of the first half of the keys, then the triangle of their own."""
+    axis, half = 2 if case.layout == "BNSD" else 0, case.queries[0] // 2
+    lengths = (half,) * len(case.queries)
+    part = replace(case, queries=lengths, keys=lengths)
+    first, last = ([t.narrow(axis, start, half) for t in device] for start in (0, half))
+    own = arguments(part, surface)
+    pieces = [
+        torch.ops.npu.npu_fusion_attention(last[0], *keys, case.heads, case.layout, scale=case.scale, **options)[:3]
+        for keys, options in ((first[1:], {}), (last[1:], own))
+    ]
+    merged = _merged(part, surface, pieces, rows_without_keys=False)[0].cpu()
+    truth, rough = (t.narrow(axis, half, half) for t in (output.truth, output.plain))
+    return replace(output, name="output of a causal ring", got=merged, truth=truth, plain=rough)
+
+
 def check_backward(case: AttentionCase, surface: Surface) -> list[Quantity]:
     """Gradients by autograd through the operator, and block by block with the whole's statistics, as rings do it."""
     inputs = inputs_of(case, surface)
     same, device = [x.cpu for x in inputs], [x.device for x in inputs]
     with torch.no_grad():
-        (weight,) = weights_for(plain(case)(*(x.double() for x in same))[:1], same[0].dtype, case.seed)
+        (weight,) = weights_for(plain(case)(*(x.double() for x in same))[:1], same[0].dtype, case.seed, case.incoming)
     sizes = magnitudes(case, same, weight)
     terms = {f"gradient of {n}": max(*case.keys, *case.queries) for n in NAMES.inputs} | {"output": max(case.keys)}
     call = rows_operator(case, surface)
@@ -197,13 +230,30 @@ def check_backward(case: AttentionCase, surface: Surface) -> list[Quantity]:
         inputs,
         Names(NAMES.inputs, ("output",)),
         seed=case.seed,
+        incoming=case.incoming,
         magnitudes=sizes,
         terms=terms,
     )
+    by_itself = _gradients(case, surface, device, weight)
+    check_dtypes(NAMES.inputs, by_itself, [x.dtype for x in same])
     for blocks in (2, 4):
         if _can_ring(case, blocks):
             quantities += _ring_backward(case, surface, device, weight, blocks, quantities)
     return quantities
+
+
+def _gradients(case: AttentionCase, surface: Surface, device: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+    """Gradients of query, key and value by the backward operator itself."""
+    out, top, total, *_ = call_operator(case, surface, *device)
+    grads = torch.ops.npu.npu_fusion_attention_grad(
+        *(*device, surface.put(weight), case.heads, case.layout),
+        softmax_max=top,
+        softmax_sum=total,
+        attention_in=out,
+        scale_value=case.scale,
+        **arguments(case, surface),
+    )
+    return list(grads[:3])
 
 
 def _ring_backward(

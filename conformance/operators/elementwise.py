@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from conformance.operators.gradients import Names, compare
-from conformance.operators.surface import Dtype, Strides, Surface, draw, normal
-from conformance.operators.tolerance import Quantity, Wrong, must
+from conformance.operators.gradients import Names, check_dtypes, compare
+from conformance.operators.surface import Drawn, Dtype, Strides, Surface, draw, dtype_of, lay_out, normal
+from conformance.operators.tolerance import Quantity, Wrong, exact
 
 
 @dataclass(frozen=True)
 class RmsNormCase:
-    """`gamma_dims` trailing dimensions of `shape` are normed."""
+    """`gamma_dims` trailing dimensions of `shape` are normed. `others`: gamma's memory, `incoming`: the gradient's."""
 
     shape: tuple[int, ...]
     gamma_dims: int
@@ -24,6 +24,8 @@ class RmsNormCase:
     epsilon: float = 1e-6
     size: float = 1.0
     strides: Strides = "contiguous"
+    others: Strides = "contiguous"
+    incoming: Strides = "contiguous"
     zero_row: bool = False
     seed: int = 0
 
@@ -45,7 +47,7 @@ def check_rms_norm(case: RmsNormCase, surface: Surface) -> list[Quantity]:
     if case.zero_row and x.cpu.numel() and case.strides != "expanded":
         x.cpu[0] = 0
         x.device[0] = 0
-    gamma = draw(surface, case.shape[-case.gamma_dims :], case.dtype, "contiguous", case.seed + 1)
+    gamma = draw(surface, case.shape[-case.gamma_dims :], case.dtype, case.others, case.seed + 1)
     normed, lead = tuple(range(-case.gamma_dims, 0)), len(case.shape) - case.gamma_dims
     a, g = x.cpu.double(), gamma.cpu.double()
     rstd = 1 / torch.sqrt(a.pow(2).mean(normed, keepdim=True) + case.epsilon)
@@ -59,12 +61,15 @@ def check_rms_norm(case: RmsNormCase, surface: Surface) -> list[Quantity]:
         lambda *t: torch.ops.npu.npu_rms_norm(*t, epsilon=case.epsilon),
         rms_norm(case.epsilon),
         [x, gamma],
-        Names(("input", "gamma"), ("output", "rstd")),
+        Names(("input", "gamma"), ("output", "rstd"), float32=("rstd",)),
         seed=case.seed,
+        incoming=case.incoming,
         magnitudes=sizes,
         terms={"output": width, "rstd": width, "gradient of input": width, "gradient of gamma": rows},
     )
-    must(quantities[1].got.dtype == torch.float32, f"rstd: dtype {quantities[1].got.dtype}, must be float32")
+    _, given = torch.ops.npu.npu_rms_norm(x.device, gamma.device, epsilon=case.epsilon)
+    back = torch.ops.npu.npu_rms_norm_backward(torch.ones_like(x.device), x.device, gamma.device, given)
+    check_dtypes(("input", "gamma"), back, (x.cpu.dtype, torch.float32))  # gamma's is float32 whatever the input's
     twice = torch.ops.npu.npu_rms_norm(x.device.detach() * 2, gamma.device, epsilon=case.epsilon * 4)
     law = quantities[0]
     quantities.append(Quantity("output of twice the input", twice[0].cpu(), law.truth, law.plain, law.dtype, None, width))
@@ -80,6 +85,7 @@ class SwigluCase:
     dtype: Dtype
     size: float = 1.0
     strides: Strides = "contiguous"
+    incoming: Strides = "contiguous"
     seed: int = 0
 
 
@@ -98,19 +104,26 @@ def check_swiglu(case: SwigluCase, surface: Surface) -> list[Quantity]:
     """Values and gradients."""
     x = draw(surface, case.shape, case.dtype, case.strides, case.seed, case.size)
     largest = max(1.0, float(x.cpu.double().abs().max())) if x.cpu.numel() else 1.0
-    return compare(
+    quantities = compare(
         lambda t: [torch.ops.npu.npu_swiglu(t, dim=case.dim)],
         swiglu(case.dim),
         [x],
         Names(("input",), ("output",)),
         seed=case.seed,
+        incoming=case.incoming,
         magnitudes={"gradient of input": torch.tensor(4 * largest, dtype=torch.float64)},
     )
+    sent = surface.put(torch.ones(quantities[0].truth.shape, dtype=x.cpu.dtype))
+    check_dtypes(("input",), [torch.ops.npu.npu_swiglu_backward(sent, x.device, case.dim)], [x.cpu.dtype])
+    return quantities
 
 
 @dataclass(frozen=True)
 class RotaryCase:
-    """`broadcast` are the dimensions (of the first three) in which cosines and sines have size 1."""
+    """`broadcast` are the dimensions (of the first three) in which cosines and sines have size 1.
+
+    `others`: the memory of cosines and sines, `incoming`: that of the output's gradient.
+    """
 
     shape: tuple[int, int, int, int]
     broadcast: tuple[int, ...]
@@ -118,6 +131,8 @@ class RotaryCase:
     dtype: Dtype
     entry: Literal["operator", "kernel"] = "operator"
     strides: Strides = "contiguous"
+    others: Strides = "contiguous"
+    incoming: Strides = "contiguous"
     seed: int = 0
 
 
@@ -137,35 +152,52 @@ def rotary(mode: str) -> Callable[[Tensor, Tensor, Tensor], list[Tensor]]:
 
 def check_rotary(case: RotaryCase, surface: Surface) -> list[Quantity]:
     """Values and gradients; with cosines 1 and sines 0 nothing moves."""
-    kernel = surface.kernels.get("npu_rotary_position_embedding")
 
     def operator(x: Tensor, r1: Tensor, r2: Tensor) -> list[Tensor]:
-        if case.entry == "kernel" and kernel is not None:
+        if case.entry == "kernel":
+            kernel = surface.kernels["npu_rotary_position_embedding"]
             return [kernel.npu_rotary_position_embedding(x, r1, r2, 0 if case.mode == "half" else 1)]
         return [torch.ops.npu.npu_rotary_mul(x, r1, r2, case.mode)]
 
     narrow = [1 if i in case.broadcast else n for i, n in enumerate(case.shape)]
     x = draw(surface, case.shape, case.dtype, case.strides, case.seed)
-    tables = [draw(surface, narrow, case.dtype, "contiguous", case.seed + i) for i in (1, 2)]
+    tables = [_table(case, narrow, surface, case.seed + i) for i in (1, 2)]
     a, b, c = (t.cpu.double().abs() for t in (x, *tables))
     largest = (b.amax() + c.amax()) if b.numel() else torch.zeros(())
     shared = max(1, a.numel() // max(b.numel(), 1))
     top = a.amax() if a.numel() else torch.zeros(())
-    return compare(
+    names = Names(("input", "r1", "r2"), ("output",))
+    quantities = compare(
         operator,
         rotary(case.mode),
         [x, *tables],
-        Names(("input", "r1", "r2"), ("output",)),
+        names,
         seed=case.seed,
+        incoming=case.incoming,
         magnitudes={"output": top * largest, "gradient of input": 4 * largest}
         | {f"gradient of {n}": top * shared for n in ("r1", "r2")},
         terms={f"gradient of {n}": shared for n in ("r1", "r2")},
     )
+    given = [t.device for t in (x, *tables)]
+    if case.entry == "operator":
+        back = torch.ops.npu.npu_rotary_mul_backward(torch.ones_like(given[0]), *given, case.mode)
+        check_dtypes(names.inputs, back, [x.cpu.dtype] * 3)
+    (still,) = operator(given[0], torch.ones_like(given[1]), torch.zeros_like(given[2]))
+    exact("output with cosines 1 and sines 0", still.cpu(), x.cpu)
+    return quantities
+
+
+def _table(case: RotaryCase, shape: list[int], surface: Surface, seed: int) -> Drawn:
+    """Numbers between -1 and 1, as the operator wants them; each entry by itself, so that a mistaken one shows."""
+    values = normal(shape, "float32", seed, 3.0).cos().to(dtype_of(case.dtype))
+    if case.others == "expanded":
+        values = values[:1].expand(values.shape).contiguous()
+    return Drawn(values, lay_out(values, case.others, surface))
 
 
 @dataclass(frozen=True)
 class AdamWCase:
-    """`taken` updates, the first of them number `before` + 1."""
+    """`taken` updates, the first of them number `before` + 1. The kernel has no AMSGrad."""
 
     shape: tuple[int, ...]
     dtype: Dtype
@@ -179,6 +211,7 @@ class AdamWCase:
     maximize: bool = False
     entry: Literal["operator", "kernel"] = "operator"
     size: float = 1.0
+    strides: Literal["contiguous", "sliced", "transposed"] = "contiguous"
     seed: int = 0
 
 
@@ -211,11 +244,11 @@ def check_adamw(case: AdamWCase, surface: Surface) -> list[Quantity]:
     state, grads = adamw_inputs(case)
     truth = adamw(case, [t.double() for t in state], [g.double() for g in grads])
     rough = adamw(case, state, grads)
-    got = [surface.put(t.clone()) for t in state]
-    kernel = surface.kernels.get("npu_apply_fused_adamw_v2")
+    got = [lay_out(t.clone(), case.strides, surface) for t in state]
     for number, grad in enumerate(grads, case.before + 1):
-        (b1, b2), sent = case.betas, surface.put(grad)
-        if case.entry == "kernel" and kernel is not None and not case.amsgrad:
+        (b1, b2), sent = case.betas, lay_out(grad, case.strides, surface)
+        if case.entry == "kernel":
+            kernel = surface.kernels["npu_apply_fused_adamw_v2"]
             rest = (torch.tensor([float(number)]), case.lr, b1, b2, case.weight_decay, case.epsilon, False, case.maximize)
             kernel.npu_apply_fused_adamw_v2(got[0], sent, got[1], got[2], got[3], *rest)
             continue

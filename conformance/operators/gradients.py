@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from conformance.operators.surface import Drawn
+from conformance.operators.surface import Drawn, Strides, Surface, lay_out
 from conformance.operators.tolerance import Quantity, must
 
 Outputs = Sequence[Tensor]
@@ -20,26 +20,49 @@ _H = 1e-5
 
 @dataclass(frozen=True)
 class Names:
-    """What messages call the inputs and the outputs."""
+    """What messages call the inputs and the outputs. `float32` outputs have that dtype whatever the inputs', so the vendor."""
 
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
+    float32: tuple[str, ...] = ()
 
 
-def _run(function: Function, inputs: Sequence[Tensor], weights: Sequence[Tensor] | None) -> tuple[list[Tensor], list[Tensor]]:
+def _run(
+    function: Function, inputs: Sequence[Tensor], weights: Sequence[Tensor] | None, incoming: Strides = "contiguous"
+) -> tuple[list[Tensor], list[Tensor]]:
     leaves = [x.detach().requires_grad_(weights is not None) for x in inputs]
     outputs = list(function(*leaves))
     if weights is None:
         return outputs, []
-    sent = [w.to(device=out.device, dtype=out.dtype) for w, out in zip(weights, outputs, strict=False)]
+    sent = [_sent(w, out, incoming) for w, out in zip(weights, outputs, strict=False)]
     grads = torch.autograd.grad(outputs[: len(sent)], leaves, sent, allow_unused=True)
     return [o.detach() for o in outputs], [torch.zeros_like(x) if g is None else g for g, x in zip(grads, leaves, strict=True)]
 
 
-def weights_for(outputs: Sequence[Tensor], dtype: torch.dtype, seed: int) -> list[Tensor]:
-    """Random gradients of the outputs, rounded to the tested dtype, so that truth and operator get the same ones."""
+def _sent(weight: Tensor, output: Tensor, strides: Strides) -> Tensor:
+    """A gradient on the output's device, in memory as `strides` says; `expanded` as `output.sum().backward()` gives it."""
+    values = weight.to(output.dtype)
+    if strides == "expanded" and values.numel():
+        return values.flatten()[0].to(output.device).expand(values.shape)
+    return lay_out(values, strides, Surface(str(output.device)))
+
+
+def weights_for(outputs: Sequence[Tensor], dtype: torch.dtype, seed: int, incoming: Strides = "contiguous") -> list[Tensor]:
+    """Random gradients of the outputs, rounded to the tested dtype, so that truth and operator get the same ones.
+
+    `expanded` gives one number for a whole output.
+    """
     generator = torch.Generator("cpu").manual_seed(seed + 77)
-    return [torch.empty(out.shape, dtype=torch.float64, device="cpu").normal_(generator=generator).to(dtype) for out in outputs]
+    drawn = [torch.empty(out.shape, dtype=torch.float64, device="cpu").normal_(generator=generator).to(dtype) for out in outputs]
+    if incoming == "expanded":
+        return [w.flatten()[:1].expand(w.numel()).reshape(w.shape) for w in drawn]
+    return drawn
+
+
+def check_dtypes(names: Sequence[str], got: Sequence[Tensor], want: Sequence[torch.dtype]) -> None:
+    """Wrong unless a backward operator, called by itself, gave these dtypes: autograd casts what it is given."""
+    for name, g, dtype in zip(names, got, want, strict=True):
+        must(g.dtype == dtype, f"gradient of {name} from the backward operator: dtype {g.dtype}, must be {dtype}")
 
 
 def compare(
@@ -49,6 +72,7 @@ def compare(
     names: Names,
     *,
     seed: int,
+    incoming: Strides = "contiguous",
     differentiable: int = 1,
     magnitudes: Mapping[str, Tensor] | None = None,
     terms: Mapping[str, int] | None = None,
@@ -56,22 +80,23 @@ def compare(
     """Quantities of every output and of every input's gradient.
 
     `plain` runs on float64 copies for the truth and on the inputs as they are for the yardstick. The first `differentiable`
-    outputs get random gradients; 0 compares values only. Small inputs also have their gradient compared along a random
-    direction with a central difference of the truth.
+    outputs get random gradients, in memory as `incoming` says; 0 compares values only. Small inputs also have their gradient
+    compared along a random direction with a central difference of the truth.
     """
     same = [x.cpu for x in inputs]
     dtype = same[0].dtype
     doubles = [x.double() for x in same]
     with torch.no_grad():
         shapes = list(plain(*doubles))
-    weights = weights_for(shapes[:differentiable], dtype, seed) if differentiable else None
+    weights = weights_for(shapes[:differentiable], dtype, seed, incoming) if differentiable else None
     exactly = None if weights is None else [w.double() for w in weights]
     truth, truth_grads = _run(plain, doubles, exactly)
     rough, rough_grads = _run(plain, same, weights)
-    got, got_grads = _run(operator, [x.device for x in inputs], weights)
+    got, got_grads = _run(operator, [x.device for x in inputs], weights, incoming)
     must(len(got) == len(truth), f"{len(got)} outputs, must be {len(truth)}")
     for name, g, r in zip(names.outputs, got, rough, strict=True):
-        must(g.dtype in (r.dtype, torch.float32), f"{name}: dtype {g.dtype}, must be {r.dtype}")
+        wanted = torch.float32 if name in names.float32 else r.dtype
+        must(g.dtype == wanted, f"{name}: dtype {g.dtype}, must be {wanted}")
     for name, g, x in zip(names.inputs, got_grads, same, strict=False):
         must(g.dtype == x.dtype, f"gradient of {name}: dtype {g.dtype}, must be {x.dtype}")
     labels = [*names.outputs, *(f"gradient of {n}" for n in names.inputs)]

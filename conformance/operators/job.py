@@ -6,8 +6,8 @@ With several ranks the first draws the cases and sends each to the others; every
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
@@ -18,11 +18,13 @@ from conformance.operators.catalogue import CATALOGUE
 from conformance.operators.explore import explore
 from conformance.operators.profiles import Explored, OperatorSpec, Profile, rank_counts
 from conformance.operators.surface import Surface, active
-from conformance.operators.tolerance import Worst, Wrong, judge
+from conformance.operators.tolerance import Lost, Worst, Wrong, judge
 from conformance.ranks import Job, RankContext, RankServer
 
-#: A rank that waits longer for the others has lost them.
-_PATIENCE = datetime.timedelta(seconds=30)
+#: A rank that waits longer for the others in the operator under test has lost them.
+_PATIENCE = datetime.timedelta(seconds=20)
+#: A rank that failed before the collective waits here until the others have lost theirs.
+_CONTROL_PATIENCE = 4 * _PATIENCE
 
 
 def run(spec: OperatorSpec, context: RankContext) -> Explored | None:
@@ -30,11 +32,11 @@ def run(spec: OperatorSpec, context: RankContext) -> Explored | None:
     surface = active(context.rank)
     if spec.family not in COLLECTIVE:
         entry = CATALOGUE[spec.family]
-        return _explored(spec, lambda case: judge(entry.check(case, surface)))
+        return _explored(spec, lambda case: judge(entry.check(case, surface)), surface)
     dist.init_process_group(
         "hccl", init_method=context.rendezvous, rank=context.rank, world_size=context.world_size, timeout=_PATIENCE
     )
-    control = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    control = dist.new_group(backend="gloo", timeout=_CONTROL_PATIENCE)
     world: Any = dist.group.WORLD
     backend = world._get_backend(torch.device("npu"))
     named = replace(surface, communicator=backend.get_hccl_comm_name(context.rank))
@@ -43,18 +45,29 @@ def run(spec: OperatorSpec, context: RankContext) -> Explored | None:
         if context.rank:
             together.follow()
             return None
-        found = _explored(spec, together.check)
+        found = _explored(spec, together.check, named)
         together.dismiss()
         return found
     finally:
         dist.destroy_process_group()
 
 
-def _explored(spec: OperatorSpec, check: Callable[[Any], Worst]) -> Explored:
+def _explored(spec: OperatorSpec, check: Callable[[Any], Worst], surface: Surface) -> Explored:
     if spec.case is None:
-        return explore(spec.family, spec.profile, check, spec.home)
+        return explore(spec.family, spec.profile, check, spec.home, kernels=bool(surface.kernels))
     worst = check(spec.case)
     return Explored(1, worst.ratio, worst.name)
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """Why a rank failed. `raised`: by an exception of the operator, after which the collective may be out of step."""
+
+    sentence: str
+    raised: bool
+
+
+_Answer = Worst | _Fault
 
 
 class _Together:
@@ -88,17 +101,32 @@ class _Together:
                 continue  # rank 0 has it too, and concludes
 
     def _judged(self, case: Any) -> Worst:
-        mine: Worst | str
+        mine: _Answer
         try:
             mine = judge(self._check(case, self._surface, self._context.rank, self._context.world_size))
+        except Wrong as fault:
+            mine = _Fault(str(fault), raised=False)
         except Exception as fault:
-            mine = f"{type(fault).__name__}: {fault}" if not isinstance(fault, Wrong) else str(fault)
+            mine = _Fault(f"{type(fault).__name__}: {(str(fault).splitlines() or [''])[0]}", raised=True)
         everyone: list[Any] = [None] * self._context.world_size
         dist.all_gather_object(everyone, mine, group=self._control)
-        for rank, answer in enumerate(everyone):
-            if isinstance(answer, str):
-                raise Wrong(f"rank {rank} of {self._context.world_size}: {answer}")
+        return _together(everyone)
+
+
+def _together(everyone: Sequence[_Answer]) -> Worst:
+    """The worst of all ranks. Wrong if any failed; Lost unless those that raised are all, and for one reason."""
+    faults = [a for a in everyone if isinstance(a, _Fault)]
+    if not faults:
         return max(cast("list[Worst]", everyone), key=lambda w: w.ratio)
+    sentences: dict[str, list[str]] = {}
+    for rank, answer in enumerate(everyone):
+        if isinstance(answer, _Fault):
+            sentences.setdefault(answer.sentence, []).append(str(rank))
+    told = "; ".join(f"rank {', '.join(ranks)} of {len(everyone)}: {words}" for words, ranks in sentences.items())
+    raised = [f for f in faults if f.raised]
+    if raised and (len(raised) < len(everyone) or len(sentences) > 1):
+        raise Lost(told)
+    raise Wrong(told)
 
 
 def preload(_: None) -> None:

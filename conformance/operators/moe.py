@@ -11,8 +11,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from conformance.operators.gradients import Names, compare
-from conformance.operators.surface import Drawn, Dtype, Strides, Surface, draw, whole
+from conformance.operators.gradients import Names, check_dtypes, compare
+from conformance.operators.surface import Drawn, Dtype, Strides, Surface, draw, lay_out, whole
 from conformance.operators.tolerance import Quantity, exact, must
 
 #: `random`; `few`: half of the experts get nothing; `one`: one expert takes every token's first choice; `tied`: all tokens
@@ -27,7 +27,9 @@ Entry = Literal["indices", "routing_map", "drop_and_pad"]
 class MoeCase:
     """`tokens` tokens of `hidden` numbers go to `chosen` of `experts` experts each.
 
-    `dropped`: rows cut from the end (indices only). `capacity`: rows of each expert (drop_and_pad only).
+    `dropped`: rows cut from the end, by their number or, `from_the_end`, by a negative one (permutation by indices only).
+    `capacity`: rows of each expert (drop_and_pad only). `narrow`: int32 indices, or an int8 map, for int64 and bool.
+    `others`: the memory of indices, map and probs, `incoming`: that of the outputs' gradients.
     """
 
     entry: Entry
@@ -40,8 +42,12 @@ class MoeCase:
     with_probs: bool = True
     flat: bool = False
     dropped: int = 0
+    from_the_end: bool = False
     capacity: int = 1
+    narrow: bool = False
     strides: Strides = "contiguous"
+    others: Literal["contiguous", "sliced", "transposed"] = "contiguous"
+    incoming: Strides = "contiguous"
     seed: int = 0
 
 
@@ -109,19 +115,27 @@ def sorted_indices(case: MoeCase) -> Tensor:
     return torch.tensor(order, dtype=torch.int32)
 
 
+def _indices(case: MoeCase, surface: Surface) -> Tensor:
+    """Expert numbers, (tokens, chosen) or, `flat`, (tokens,), on the device."""
+    indices = torch.tensor(choices(case), dtype=torch.int32 if case.narrow else torch.int64).reshape(case.tokens, case.chosen)
+    return lay_out(indices[:, 0] if case.flat and case.chosen == 1 else indices, case.others, surface)
+
+
+def _map(case: MoeCase, surface: Surface) -> Tensor:
+    """The routing map on the device."""
+    return lay_out(routing_map(case).to(torch.int8 if case.narrow else torch.bool), case.others, surface)
+
+
 def permute(case: MoeCase, surface: Surface, tokens: Tensor, probs: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor]:
     """The operator under test: permuted tokens, permuted probs, sorted indices."""
     if case.entry == "indices":
-        indices = torch.tensor(choices(case), dtype=torch.int64).reshape(case.tokens, case.chosen)
-        if case.flat and case.chosen == 1:
-            indices = indices[:, 0]
-        kept = case.tokens * case.chosen - case.dropped if case.dropped else None
-        out, order = torch.ops.npu.npu_moe_token_permute(tokens, surface.put(indices), kept)
+        kept = -case.dropped if case.from_the_end else case.tokens * case.chosen - case.dropped
+        out, order = torch.ops.npu.npu_moe_token_permute(tokens, _indices(case, surface), kept if case.dropped else None)
         return out, None, order
     pad = case.entry == "drop_and_pad"
     rows = case.experts * case.capacity if pad else case.tokens * case.chosen
     result: tuple[Tensor, Tensor | None, Tensor] = torch.ops.npu.npu_moe_token_permute_with_routing_map(
-        tokens, surface.put(routing_map(case)), probs=probs, num_out_tokens=rows, drop_and_pad=pad
+        tokens, _map(case, surface), probs=probs, num_out_tokens=rows, drop_and_pad=pad
     )
     return result
 
@@ -132,14 +146,14 @@ def unpermute(case: MoeCase, surface: Surface, rows: Tensor, order: Tensor, prob
         out: Tensor = torch.ops.npu.npu_moe_token_unpermute(rows, order, probs)
         return out
     pad = case.entry == "drop_and_pad"
-    options = {"probs": probs, "routing_map": surface.put(routing_map(case)), "drop_and_pad": pad}
+    options = {"probs": probs, "routing_map": None if probs is None else _map(case, surface), "drop_and_pad": pad}
     restored: Tensor = torch.ops.npu.npu_moe_token_unpermute_with_routing_map(rows, order, [case.tokens, case.hidden], **options)
     return restored
 
 
 def _probs(case: MoeCase, surface: Surface) -> Drawn:
     columns = case.chosen if case.entry == "indices" else case.experts
-    return draw(surface, (case.tokens, columns), case.dtype, "contiguous", case.seed + 1)
+    return draw(surface, (case.tokens, columns), case.dtype, case.others, case.seed + 1)
 
 
 def check_permute(case: MoeCase, surface: Surface) -> list[Quantity]:
@@ -147,7 +161,7 @@ def check_permute(case: MoeCase, surface: Surface) -> list[Quantity]:
     tokens = draw(surface, (case.tokens, case.hidden), case.dtype, case.strides, case.seed)
     token_of, expert_of = _rows(case)
     with_probs = case.with_probs and case.entry != "indices"
-    inputs, names = [tokens], ["tokens"]
+    inputs, names, dtype = [tokens], ["tokens"], tokens.cpu.dtype
     if with_probs:
         inputs.append(_probs(case, surface))
         names.append("probs")
@@ -168,16 +182,47 @@ def check_permute(case: MoeCase, surface: Surface) -> list[Quantity]:
         inputs,
         Names(tuple(names), outputs),
         seed=case.seed,
-        differentiable=len(inputs),
+        incoming=case.incoming,
+        differentiable=len(inputs) if case.tokens else 0,
         magnitudes={"gradient of tokens": torch.tensor(4.0 * copies, dtype=torch.float64)},
     )
     for name, drawn, q in zip(outputs, plainly(*(x.cpu for x in inputs)), quantities, strict=False):
         exact(name, q.got, drawn)
     out, _, order = permute(case, surface, tokens.device, inputs[1].device if with_probs else None)
     exact("sorted indices", order.cpu(), sorted_indices(case))
+    if not case.tokens:  # the vendor takes no tokens forward, and says nothing of the way back
+        return quantities
+    sent = [torch.ones_like(q.got).to(order.device) for q in quantities[: len(inputs)]]
+    check_dtypes(names, _permute_backward(case, surface, tokens.device, sent, order), [dtype] * len(inputs))
     if case.entry != "drop_and_pad" and not case.dropped:
         exact("tokens after permute and unpermute", _back(case, surface, out, order), tokens.cpu)
     return quantities
+
+
+def _permute_backward(case: MoeCase, surface: Surface, tokens: Tensor, sent: list[Tensor], order: Tensor) -> list[Tensor]:
+    """Gradients of tokens (and probs) by the backward operator itself."""
+    if case.entry == "indices":
+        return [torch.ops.npu.npu_moe_token_permute_grad(tokens, sent[0], _indices(case, surface), order)]
+    grads = torch.ops.npu.npu_moe_token_permute_with_routing_map_grad(
+        *(sent[0], sent[1] if len(sent) > 1 else None, order, _map(case, surface)),
+        *(case.experts, case.tokens, case.entry == "drop_and_pad"),
+    )
+    return list(grads[: len(sent)])
+
+
+def _unpermute_backward(case: MoeCase, surface: Surface, order: Tensor, rows: Tensor, probs: Tensor | None) -> list[Tensor]:
+    """Gradients of rows (and probs) by the backward operator itself."""
+    sent, count = torch.ones_like(rows[:1]).expand(case.tokens, case.hidden).contiguous(), 1 if probs is None else 2
+    if case.entry == "indices":
+        return list(torch.ops.npu.npu_moe_token_unpermute_grad(rows, sent, order, probs)[:count])
+    pad, index, ids = case.entry == "drop_and_pad", order, order
+    if pad:  # as the vendor documents the forward operator's other outputs
+        ids, index = order.sort(stable=True)
+    given = (None, None) if probs is None else (_map(case, surface), rows)
+    grads = torch.ops.npu.npu_moe_token_unpermute_with_routing_map_grad(
+        *(sent, index.to(torch.int32), ids, *given, probs, pad, [case.tokens, case.hidden])
+    )
+    return list(grads[:count])
 
 
 def _back(case: MoeCase, surface: Surface, rows: Tensor, order: Tensor) -> Tensor:
@@ -216,4 +261,10 @@ def check_unpermute(case: MoeCase, surface: Surface) -> list[Quantity]:
     }
     names = Names(("rows", "probs")[: len(inputs)], ("output",))
     sizes = {name: torch.tensor(value, dtype=torch.float64) for name, value in fixed.items()}
-    return compare(operator, plainly, inputs, names, seed=case.seed, magnitudes=sizes, terms={"output": copies})
+    quantities = compare(
+        operator, plainly, inputs, names, seed=case.seed, incoming=case.incoming, magnitudes=sizes, terms={"output": copies}
+    )
+    given = [x.device for x in inputs]
+    back = _unpermute_backward(case, surface, order, given[0], given[1] if with_probs else None)
+    check_dtypes(names.inputs, back, [rows.cpu.dtype] * len(inputs))
+    return quantities

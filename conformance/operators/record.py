@@ -31,7 +31,7 @@ def to_record(family: Family, device: Device, reports: list[JobReport]) -> Opera
     wrong = next((f for f in found if f.falsifying is not None), None)
     if wrong is not None:
         return OperatorRecord(family, "fail", wrong.where, cases, ratio, device, wrong.falsifying, wall_s)
-    summary = f"{cases} cases, worst error {worst.worst_ratio:.2g} times that of plain torch ({worst.where})"
+    summary = f"{cases} cases, worst error {worst.worst_ratio:.2g} times the expected rounding error ({worst.where})"
     return OperatorRecord(family, "pass", summary, cases, ratio, device, None, wall_s)
 
 

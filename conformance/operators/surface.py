@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+#: How a tensor lies in memory; see `lay_out`.
 Strides = Literal["contiguous", "sliced", "transposed", "expanded"]
 
 

@@ -12,6 +12,7 @@ from ._checks import floating, refuse, require
 _RANK = {"SBH": 3, "BSH": 3, "BNSD": 4, "BSND": 4, "TND": 3}
 _COMPRESSED = 2048  # side of the triangular mask that sparse modes 2, 3 and 4 take whatever the lengths
 _MASK_MODES = (0, 1, 2, 3, 4)
+_WIDEST = 768  # of a head
 
 
 def check_inputs(op: str, query: Tensor, key: Tensor, value: Tensor, head_num: int, layout: str) -> tuple[int, ...]:
@@ -51,6 +52,7 @@ def check_inputs(op: str, query: Tensor, key: Tensor, value: Tensor, head_num: i
         widths = query.shape[-1], key.shape[-1], value.shape[-1]
     require(kv_heads > 0 and head_num % kv_heads == 0, op, f"{head_num} heads are no multiple of {kv_heads} key heads.")
     require(widths[0] == widths[1] >= widths[2], op, f"head widths must be Dq = Dk >= Dv, got {widths}.")
+    require(widths[0] <= _WIDEST, op, f"head widths must be at most {_WIDEST}, got {widths[0]}.")
     outer = [(*t.shape[: 1 if layout in ("BNSD", "BSND", "BSH") else 0],) for t in tensors]
     if layout == "SBH":
         outer = [(t.shape[1],) for t in tensors]
@@ -133,6 +135,9 @@ class Masking:
             refuse(self.op, "sparse_mode", self.mode)
         if self.mask is None:
             return
+        if self.mode == 4:
+            between = f"pre_tockens={self.before} and next_tockens={self.after}"
+            require(self.before + self.after >= 0, self.op, f"sparse_mode 4 needs keys between {between}.")
         dtypes = torch.bool, torch.uint8
         require(self.mask.dtype in dtypes, self.op, f"atten_mask must be bool or uint8, got {self.mask.dtype}.")
         if self.mode >= 2:
@@ -191,4 +196,6 @@ class Masking:
             self.op,
             f"layout TND takes an atten_mask (longest query, longest key), got {shape} for {(rows, columns)}.",
         )
+        sentence = "layout TND takes an atten_mask that shows every row a key."
+        require(not bool(self.mask.bool().all(-1).any()), self.op, sentence)
         return self._explicit(self.mask[:rows, :columns])

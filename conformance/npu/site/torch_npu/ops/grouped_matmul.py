@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import only_defaults, refuse, require, wide
+from ._checks import floating, only_defaults, refuse, require, wide
 from ._registry import kernel
 
 OP = "npu_grouped_matmul"
@@ -27,7 +27,13 @@ def _bounds(group_list: list[int], group_list_type: int, size: int) -> list[int]
 
 def _matmul(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     require(left.dtype == right.dtype, OP, f"x is {left.dtype}, weight {right.dtype}: they must have one dtype.")
+    floating(OP, x=left)
     require(left.shape[-1] == right.shape[-2], OP, f"{tuple(left.shape)} x {tuple(right.shape)} do not multiply.")
+    if bias is not None:
+        columns = right.shape[-1]
+        require(bias.shape == (columns,), OP, f"bias must have {columns} numbers, got {tuple(bias.shape)}.")
+        wanted = torch.float32 if left.dtype == torch.bfloat16 else left.dtype
+        require(bias.dtype == wanted, OP, f"bias of a product in {left.dtype} must be {wanted}, got {bias.dtype}.")
     product = wide(left) @ wide(right)
     return (product if bias is None else product + wide(bias)).to(left.dtype)
 
@@ -115,6 +121,8 @@ def _with_tensor(
         require(group_list.dtype == torch.int64, OP, f"group_list must be int64, got {group_list.dtype}.")
         require(group_list.dim() == 1, OP, f"group_list must have 1 dimension, got {group_list.dim()}.")
     require(group_type is not None, OP, "group_type only supports -1, 0 and 2, but got None")  # the vendor's words
+    single = group_type == -1 or split_item in (2, 3)
+    require(single, OP, f"a group_list that is a tensor takes split_item 2 or 3, got {split_item}.")
     entries = None if group_list is None else group_list.tolist()
     kind = {"split_item": split_item, "group_type": group_type, "group_list_type": group_list_type}
     return grouped_matmul(x, weight, bias=bias, group_list=entries, **kind)
@@ -135,5 +143,8 @@ def _with_list(
     **others: Any,
 ) -> list[Tensor]:
     _rest(act_type, output_dtype, others)
-    kind = {"split_item": split_item, "group_type": group_type, "group_list_type": group_list_type}
-    return grouped_matmul(x, weight, bias=bias, group_list=group_list, **kind)
+    # 0 is the schema's own default, which cannot be told from a 0 that is given.
+    given = {"group_type": group_type, "group_list_type": group_list_type or None}
+    for name, value in given.items():
+        require(value is None, OP, f"a group_list that is a list takes no {name}, got {value}.")
+    return grouped_matmul(x, weight, bias=bias, group_list=group_list, split_item=split_item)

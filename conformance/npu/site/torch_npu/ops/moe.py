@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import refuse, require, wide
+from ._checks import floating, refuse, require, wide
 from ._registry import Arguments, Derivative, differentiable, kernel
 
 
@@ -57,6 +57,8 @@ def token_permute(
     require(indices.dim() in (1, 2), op, f"indices must have 1 or 2 dimensions, got {indices.dim()}.")
     require(indices.dtype in (torch.int32, torch.int64), op, f"indices must be int32 or int64, got {indices.dtype}.")
     require(len(indices) == len(tokens), op, f"{len(indices)} rows of indices for {len(tokens)} tokens.")
+    floating(op, tokens=tokens)
+    require(not bool((indices < 0).any()), op, "indices must not be negative.")
     rows = num_out_tokens or 0
     require(abs(rows) <= indices.numel(), op, f"num_out_tokens is {rows}, there are {indices.numel()} indices.")
     order = torch.argsort(indices.reshape(-1), stable=True)
@@ -83,6 +85,10 @@ def token_permute_grad(
 
 def _choices(op: str, sorted_indices: Tensor, probs: Tensor | None) -> int:
     require(sorted_indices.dim() == 1, op, f"sorted_indices must have 1 dimension, got {sorted_indices.dim()}.")
+    require(sorted_indices.dtype == torch.int32, op, f"sorted_indices must be int32, got {sorted_indices.dtype}.")
+    places = torch.arange(len(sorted_indices), dtype=torch.int32)
+    sentence = f"sorted_indices must have each place from 0 to {len(places) - 1} once."
+    require(torch.equal(sorted_indices.sort().values, places), op, sentence)
     if probs is None:
         return 1
     require(probs.dim() == 2, op, f"probs must have 2 dimensions, got {probs.dim()}.")

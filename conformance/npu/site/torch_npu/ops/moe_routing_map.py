@@ -131,7 +131,8 @@ def unpermute_with_routing_map(
     """
     op = "npu_moe_token_unpermute_with_routing_map"
     require(len(sorted_indices) == len(permuted_tokens), op, "sorted_indices and permuted_tokens differ in length.")
-    require(len(restore_shape) == 2, op, f"restore_shape must be (tokens, hidden size), got {restore_shape}.")
+    shaped = len(restore_shape) == 2 and restore_shape[1] == permuted_tokens.shape[-1]
+    require(shaped, op, f"restore_shape must be (tokens, {permuted_tokens.shape[-1]}), got {restore_shape}.")
     rows, experts = wide(permuted_tokens), 0 if probs is None else probs.shape[1]
     picked = None
     if drop_and_pad:

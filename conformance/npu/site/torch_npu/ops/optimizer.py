@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._checks import require, wide
+from ._checks import floating, require, wide
 from ._registry import kernel
 
 
@@ -75,6 +75,12 @@ def apply_adam_w_out(
     require(not amsgrad or max_grad_norm is not None, op, "amsgrad needs max_grad_norm.")
     shapes = [tuple(t.shape) for t in (grad, *out)]
     require(len(set(shapes)) == 1, op, f"grad and out must have one shape, got {shapes}.")
+    floating(op, out=param)
+    dtypes = [t.dtype for t in (grad, *out)]
+    require(len(set(dtypes)) == 1, op, f"grad and out must have one dtype, got {dtypes}.")
+    if amsgrad and max_grad_norm is not None:
+        largest = tuple(max_grad_norm.shape), max_grad_norm.dtype
+        require(largest == (shapes[0], dtypes[0]), op, f"max_grad_norm must be as grad, got {largest}.")
     adamw_step(
         param,
         grad,

@@ -5,8 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ._checks import only_defaults, refuse, require, same_shape, wide
+from ._checks import floating, only_defaults, refuse, require, same_shape, wide
 from ._registry import Arguments, Derivative, differentiable, kernel
+
+_TOO_WIDE = 896  # for a head
+#: Dimensions in which the tables may have size 1: one for all heads; for `half` also one for each batch member, or full ones.
+#: From the layouts BNSD, BSND and SBND, which the operator is not told.
+_SHARED = ((0, 1), (0, 2), (1, 2))
+_TABLES = {"half": (*_SHARED, (1,), (2,), ()), "interleave": _SHARED}
 
 
 def _rotate(x: Tensor, mode: str) -> Tensor:
@@ -23,13 +29,17 @@ def _check(op: str, input: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str) -> 
     require(input.dim() == r1.dim() == r2.dim() == 4, op, "input, r1 and r2 must have 4 dimensions.")
     dtypes = input.dtype, r1.dtype, r2.dtype
     require(len(set(dtypes)) == 1, op, f"input, r1 and r2 must have one dtype, got {', '.join(map(str, dtypes))}.")
-    require(input.shape[-1] % 2 == 0, op, f"the last dimension must be even, got {input.shape[-1]}.")
+    floating(op, input=input)
+    width = input.shape[-1]
+    require(width % 2 == 0 and width < _TOO_WIDE, op, f"the last dimension must be even and below {_TOO_WIDE}, got {width}.")
     require(r1.shape == r2.shape, op, f"r1 {tuple(r1.shape)} and r2 {tuple(r2.shape)} must have one shape.")
     require(
         r1.shape[-1] == input.shape[-1] and all(r in (1, n) for r, n in zip(r1.shape, input.shape, strict=True)),
         op,
         f"r1 {tuple(r1.shape)} must broadcast to input {tuple(input.shape)} with the same last dimension.",
     )
+    forms = [tuple(1 if i in ones else n for i, n in enumerate(input.shape)) for ones in _TABLES[rotary_mode]]
+    require(tuple(r1.shape) in forms, op, f"r1 {tuple(r1.shape)} is none of {rotary_mode}'s forms {sorted(set(forms))}.")
 
 
 @kernel("npu_rotary_mul")
