@@ -62,9 +62,13 @@ _WARM = (
 
 #: Large packages that come along with verl and take no part in a step; see `parking`.
 _IDLE = (
-    "PIL", "accelerate", "chardet", "datasets", "distutils", "google", "httpcore", "httpx", "huggingface_hub", "mpmath",
-    "networkx", "pandas", "peft", "pyarrow", "ray", "rich", "scipy", "setuptools", "sympy", "tensorboard", "torch._inductor",
-    "torch._numpy", "torch.ao", "torch.distributions", "torch.onnx", "torch.package", "torch.quantization", "wandb",
+    "PIL", "absl", "accelerate", "antlr4", "anyio", "attr", "chardet", "datasets", "dateutil", "dill", "distutils",
+    "google", "h11", "httpcore", "httpx", "huggingface_hub", "jinja2", "jsonschema", "mpmath", "multiprocess", "networkx",
+    "numpy.f2py", "numpy.polynomial", "opentelemetry", "pandas", "peft", "pyarrow", "pygments", "ray", "rich",
+    "scipy", "setuptools", "sympy", "tensorboard", "tokenizers", "torch._dynamo", "torch._inductor", "torch._numpy", "torch.ao",
+    "torch.distributions", "torch.export", "torch.onnx", "torch.package", "torch.quantization", "torch.testing",
+    "transformers.generation", "transformers.integrations", "transformers.loss", "transformers.quantizers", "unittest",
+    "wandb",
 )  # fmt: skip
 
 

@@ -116,6 +116,8 @@ def fetch(version: str) -> Path:
                 "pip",
                 "download",
                 "--quiet",
+                "--retries",
+                "1",  # where there is no network, that is known soon
                 *options,
                 "--dest",
                 unfinished,

@@ -129,19 +129,21 @@ def _together(everyone: Sequence[_Answer]) -> Worst:
     raise Wrong(told)
 
 
-def preload(_: None) -> None:
-    """Import torch_npu, the real one where there is one."""
+def preload(_: None) -> str:
+    """Import torch_npu, the real one where there is one; the device's name."""
     from conformance import npu
 
-    npu.activate("auto", mindspeed=False)
+    device = npu.activate("auto", mindspeed=False)
     torch.set_num_threads(1)
+    return device.name
 
 
 def replay(family: Family, case: Any) -> None:
     """Check one case in processes of its own; AssertionError with the reason when it is wrong."""
     spec = OperatorSpec(family, Profile(1, True), "", case)
     with RankServer("conformance.operators.job:preload", None) as server:
-        server.start()
+        on_hardware = server.start() == "npu"
         for ranks in rank_counts(family):
-            report = server.run(Job(f"replay {family}", "conformance.operators.job:run", spec, ranks, 120.0))
+            job = Job(f"replay {family}", "conformance.operators.job:run", spec, ranks, 120.0, spawned=on_hardware)
+            report = server.run(job)
             assert report.ok, report.reason

@@ -84,10 +84,6 @@ def _unread(match: re.Match[str]) -> str:
     return f"这一步中没有代码读取 {match[1]}" + (f"；相近且被读取的有：{match[2]}" if match[2] else "")
 
 
-def _unread_anywhere(match: re.Match[str]) -> str:
-    return f"软件栈中没有代码读取 {match[1]}" + (f"；相近的现有名称：{match[2]}" if match[2] else "")
-
-
 def _figure(match: re.Match[str]) -> str:
     difference, bound, where = match.groups()
     return f"{difference}（界限 {bound}）{_where(where)}"
@@ -148,7 +144,6 @@ _PATTERNS: tuple[tuple[str, Translate], ...] = (
     (r"cannot be switched off: (.*)", _with_rest("无法关闭：{0}")),
     (r"the evidence is missing, and off fails as well: (.*)", _with_rest("缺少证据，且关闭时也失败：{0}")),
     (r"nothing reads (.+?) in this step(?:; like it, and read: (.+))?", _unread),
-    (r"no code of the stack reads (.+?)(?:; near names that exist: (.+))?", _unread_anywhere),
     (r"the row names no evidence for (\w+): it concerns the other role only", _fixed("该行没有 {0} 的证据：它只涉及另一角色")),
     (r"(yes|NO) \[(on|off|change)\] (\S+): (.*); wanted (.+?) on (any|every) rank", _evidence),
     # parity
@@ -169,14 +164,11 @@ _PATTERNS: tuple[tuple[str, Translate], ...] = (
     (rf"({'|'.join(OUTCOMES)}): (.*)", _without_mindspeed),
     # operators
     (
-        r"(\d+) cases, worst error (\S+) times that of plain torch \((.*)\)",
-        _worst_case("{0} 个用例，最大误差为普通 torch 的 {1} 倍（{2}）"),
-    ),
-    (
         r"(\d+) cases, worst error (\S+) times the expected rounding error \((.*)\)",
         _worst_case("{0} 个用例，最大误差为预期舍入误差的 {1} 倍（{2}）"),
     ),
     # what differs from the tested stack
+    (r"(\S+)'s checkout has changes of its own", _fixed("{0} 的检出目录有未提交的改动")),
     (r"(\S+ \S+) \(the stack pins (.+)\)", _fixed("{0}（软件栈固定为 {1}）")),
     (r"MindSpeed branch (\S+) \(the stack is tested with (\S+)\)", _fixed("MindSpeed 分支 {0}（软件栈以 {1} 测试）")),
     (
