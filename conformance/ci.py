@@ -59,6 +59,11 @@ def summary(
     return "\n\n".join(blocks) + "\n"
 
 
+def stopped_summary(why: str) -> str:
+    """Markdown for the page of a job whose run was stopped: no table is made of it."""
+    return f"## Conformance\n\nNo table, for nothing can be judged: {escape(why, 300)}\n"
+
+
 def summary_path(environment: Mapping[str, str] = os.environ) -> Path | None:
     """The file of the job summary, where a CI service asks for one."""
     path = environment.get(SUMMARY_VARIABLE)

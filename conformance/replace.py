@@ -18,6 +18,7 @@ def replace_file(path: Path, content: bytes, check: Callable[[Path], None] = lam
     try:
         with fresh.open("wb") as file:
             file.write(content)
+            file.flush()
             os.fsync(file.fileno())
         check(fresh)
         shutil.copymode(path, fresh)

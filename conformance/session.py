@@ -36,7 +36,7 @@ from conformance.results import (
     new_run_directory,
     read_results,
 )
-from conformance.resume import load_earlier
+from conformance.resume import SELECTION, load_earlier
 from conformance.whole import is_narrowed, is_whole, total_checks
 
 USAGE = 2
@@ -88,6 +88,8 @@ class Session:
         self.stopped: str | None = None
         self.started = ""
         self.done = 0
+        if self.earlier is not None:
+            self.earlier.require_same(header_of(self, Imported(self.earlier.header.device, ())), SELECTION)
         if not self.is_worker and not config.getoption("collectonly"):
             stack.require()
             self._check_core()
@@ -108,6 +110,8 @@ class Session:
                 "--backend mindspeed: no MindSpeed found; right form: MINDSPEED_HOME=<a clone of Ascend/MindSpeed>, "
                 "or an installed mindspeed"
             )
+        if self.config.getoption("npu") == "real" and self.config.getoption("numprocesses", None):
+            raise UsageFault("--npu real -n: processes would share the devices; right form: without -n")
         return BackendSpec("mindspeed" if found else "plain", self.config.getoption("npu"), found)
 
     def _route(self, wanted: Route | None) -> Route:
@@ -273,7 +277,9 @@ class Session:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
         path = ci.summary_path()
         if path is not None:
-            self.summary_fault = ci.append(path, ci.summary(results, self.matrix.rows, self.known, self.stale, previous))
+            rows = self.matrix.rows
+            whole = ci.stopped_summary(self.stopped) if self.stopped else None
+            self.summary_fault = ci.append(path, whole or ci.summary(results, rows, self.known, self.stale, previous))
 
     def _is_to_be_published(self, results: ResultSet) -> bool:
         """Whole, of the suite's own rows, and without a failure of our own: that says nothing about the stack."""

@@ -19,7 +19,7 @@ from packaging.utils import canonicalize_name
 
 from conformance.errors import UsageFault
 from conformance.results import Package
-from conformance.stackfile import StackFile, installed_version, stack_of
+from conformance.stackfile import StackFile, installed_version, satisfies, stack_of
 
 if TYPE_CHECKING:
     from conformance.ranks import Raised
@@ -145,26 +145,36 @@ def _core_on_path() -> str | None:
     return ".".join(numbers[name] for name in ("MAJOR", "MINOR", "PATCH")) if len(numbers) == 3 else None
 
 
+#: What a caller is told that imports what a package, be it sound, does not have.
+_LACKS = re.compile(r"No module named '(\w+)|cannot import name .* from '(\w+)")
+
+
 def broken_line(raised: Raised) -> str:
     """What made the import of the stack fail: the package that is broken, the version that is wanted, and the error."""
     text = f"{raised.type}: {raised.message}".strip().splitlines()[0]
     name = _broken(raised)
     if name is None:
         return text
-    stack = stack_of(installed_version("verl"))
-    pin = stack.pins.get(canonicalize_name(name))
+    have, pin = installed_version(name), stack_of(installed_version("verl")).pins.get(canonicalize_name(name))
     wanted = f" (wanted: {pin})" if pin else ""
+    if have is None:
+        right = f"; right form: python -m pip install '{pin}'" if pin else ""
+        return f"{name}{wanted} is not installed: {text}{right}"
+    if _LACKS.search(raised.message) and (pin is None or satisfies(have, pin)):
+        # As pinned, and whole as far as one can see: another version, or a source tree, is what its caller wants.
+        return f"{name} {have}{wanted} lacks what is imported from it: {text}"
     right = f"; right form: python -m pip install --force-reinstall --no-deps '{pin}'" if pin else ""
-    return f"{name} {installed_version(name) or ''}".rstrip() + f"{wanted} is broken: {text}{right}"
+    return f"{name} {have}{wanted} is broken: {text}{right}"
 
 
 def _broken(raised: Raised) -> str | None:
-    """The distribution whose module raised; of a file that is no Python, or is not there, the one that was being imported."""
+    """The distribution whose module raised; of what is no Python, or is not there, the one that it was imported from."""
     frames = [f for f in raised.frames if not Path(f.file).is_relative_to(HERE) and "<frozen" not in f.file]
-    if raised.frames and raised.type.rpartition(".")[2] in ("SyntaxError", "IndentationError", "ModuleNotFoundError"):
-        statement = re.match(r"(?:from|import)\s+(\w+)", raised.frames[-1].source)
-        said = re.search(r"No module named '(\w+)", raised.message) or statement
-        return _distribution(said[1]) if said else None
+    said = _LACKS.search(raised.message)
+    if said is None and raised.frames and raised.type.rpartition(".")[2] in ("SyntaxError", "IndentationError"):
+        said = re.match(r"(?:from|import)\s+(\w+)", raised.frames[-1].source)
+    if said is not None:
+        return _distribution(next(filter(None, said.groups())))
     for frame in reversed(frames):
         parts = Path(frame.file).parts
         for name, module in REPORTED.items():

@@ -187,8 +187,7 @@ class _Watched:
 
             stores = [get_full_args()]
             names |= set(vars(stores[0]))
-        options = sorted(names - self.reads.keys)
-        self._alike = {key: difflib.get_close_matches(key, options, 3, ALIKE) for key in self.reads.keys}
+        self._alike = {key: difflib.get_close_matches(key, sorted(names - {key}), 3, ALIKE) for key in self.reads.keys}
         self.reads.keys |= {name for found in self._alike.values() for name in found}
         self.reads.attach_class(TransformerConfig)
         for store in stores:

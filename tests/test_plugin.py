@@ -68,6 +68,12 @@ def test_unknown_hypothesis_profile() -> None:
     one_line(run("--collect-only", "--hypothesis-profile", "nope"), "--hypothesis-profile nope", "right form: ci or nightly")
 
 
+def test_processes_that_would_share_the_devices_are_refused() -> None:
+    one_line(
+        run("--row", "tp", "--npu", "real", "-n", "2", "--backend", "plain"), "--npu real -n", "share the devices", "right form"
+    )
+
+
 def test_mindspeed_home_that_is_none(tmp_path: Path) -> None:
     one_line(run("--row", "tp", MINDSPEED_HOME=str(tmp_path)), "MINDSPEED_HOME", "no MindSpeed source there")
 

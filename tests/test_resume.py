@@ -49,6 +49,8 @@ def test_only_what_is_missing_runs(interrupted: Path, whole: Path, workers: tupl
     directory = next(path for path in interrupted.parent.iterdir() if path != interrupted)
     results, once = read_results(directory), read_results(whole)
     assert results.complete
+    # What the test was given, not what the file was: the first line of progress is of the marked record.
+    assert ": pass - as the interrupted run found it" in done.stdout
     assert {record.name for record in results.checks} == {record.name for record in once.checks}
     assert results.checks[0].summary == "as the interrupted run found it"
     assert results.header.started == once.header.started, "some of its records are as old as that"
@@ -56,6 +58,21 @@ def test_only_what_is_missing_runs(interrupted: Path, whole: Path, workers: tupl
     assert by_name[once.checks[1].name].outcome == once.checks[1].outcome, "our own failure was tried again"
     assert by_name[once.checks[2].name].wall_s == once.checks[2].wall_s, "and the others were not"
     assert (interrupted / FILE_NAME).read_bytes() == before
+
+
+@pytest.mark.stack
+def test_other_rows_are_told_before_anything_is_imported(interrupted: Path) -> None:
+    done = run("--row", "tp", "--backend", "plain", "--reports", str(interrupted.parents[1]), "--resume", str(interrupted))
+    one_line(done, "--resume", "was", "swiglu", "there and is tp now")
+    assert "importing the stack" not in done.stdout
+
+
+def test_a_checkout_with_changes_is_never_taken_up(tmp_path: Path) -> None:
+    header = replace(HEADER, stack=(Package("mindspeed", "core_r0.16.0", None, "e4772499f7eb+changes"),))
+    with ResultsWriter(tmp_path / "run", header) as writer:
+        writer.add(CHECK)
+    with pytest.raises(UsageFault, match="mindspeed's checkout had changes of its own"):
+        load_earlier(tmp_path / "run").require_same(header)
 
 
 @pytest.mark.stack
@@ -79,14 +96,14 @@ def test_no_run_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rows": ("tp",)}, "rows was ep there and is nothing else now"),
+        ({"rows": ("tp",)}, "rows was tp, ep there and is tp now"),
         ({"matrix_sha256": "1" * 64}, "matrix_sha256 was 000"),
         ({"backend": "mindspeed"}, "backend was plain there and is mindspeed now"),
         ({"device": "npu"}, "device was emulated there and is npu now"),
         ({"route": "worker"}, "route was engine there and is worker now"),
         ({"stack": (Package("verl", "0.9.1", "elsewhere"), *HEADER.stack[1:])}, "is verl 0.9.1 (elsewhere) now"),
         ({"complete_selection": True}, "complete_selection was False there"),
-        ({"untested": ("torch 2.14",)}, "untested was nothing else there and is torch 2.14 now"),
+        ({"untested": ("torch 2.14",)}, "untested was none there and is torch 2.14 now"),
     ],
 )
 def test_what_makes_it_another_run(change: dict[str, object], words: str, tmp_path: Path) -> None:

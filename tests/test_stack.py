@@ -182,7 +182,6 @@ VERL = (f"{SITE}/verl/workers/engine/base.py", "from tensordict import TensorDic
     ("kind", "message", "frames", "name"),
     [
         ("SyntaxError", "invalid syntax (__init__.py, line 1)", [VERL], "tensordict"),
-        ("ModuleNotFoundError", "No module named 'tensordict.nn'", [VERL], "tensordict"),
         (
             "ImportError",
             "libascend_x.so: cannot open",
@@ -201,6 +200,49 @@ def test_a_broken_package_is_named_with_the_wanted_version(
     assert line.startswith(name)
     assert f"(wanted: {read_stack(DEFAULT_STACK).pins[name]}) is broken: {kind}: {message}; right form: " in line
     assert "\n" not in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "installed_is", "name", "said", "remedy"),
+    [
+        (
+            "ModuleNotFoundError",
+            "No module named 'megatron.training'",
+            None,
+            "megatron-core",
+            "lacks what is imported from it",
+            "",
+        ),
+        ("ImportError", "cannot import name 'X' from 'tensordict.nn' (a.py)", None, "tensordict", "lacks what is imported", ""),
+        ("ImportError", "cannot import name 'X' from 'tensordict'", "0.1", "tensordict", "is broken", "--force-reinstall"),
+        (
+            "ModuleNotFoundError",
+            "No module named 'tensordict'",
+            "",
+            "tensordict",
+            "is not installed",
+            "pip install 'tensordict==",
+        ),
+    ],
+)
+def test_a_package_that_lacks_something_is_not_called_broken(
+    kind: str,
+    message: str,
+    installed_is: str | None,
+    name: str,
+    said: str,
+    remedy: str,
+    installed: Callable[[dict[str, str]], None],
+) -> None:
+    """`installed_is`: the version, None for the pinned one, "" for none. The raising frame is the importer's in each case."""
+    pin = read_stack(DEFAULT_STACK).pins[name]
+    version = next(iter(pin.specifier)).version if installed_is is None else installed_is
+    installed({name: version} if version else {})
+    line = broken_line(Raised(kind, message, (Frame(VERL[0], 1, "f", VERL[1]),), "", None))
+    assert line.startswith(f"{name} {version}".strip())
+    assert said in line
+    assert ("right form" in line) is bool(remedy)
+    assert remedy in line
 
 
 def test_an_error_of_nobody_s_package_is_said_as_it_is() -> None:

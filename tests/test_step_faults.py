@@ -149,11 +149,14 @@ def test_wrong_baseline_stops_the_run_without_a_table(tmp_path: Path, workers: t
     )
     path = os.pathsep.join([str(tmp_path), str(ROOT / "tests")])
     chosen = ("--row", "tp", "--row", "pp", "-k", "parity", "--backend", "plain", "--reports", str(tmp_path / "reports"))
-    done = run("-p", "wrong", *chosen, *workers, PYTHONPATH=path)
+    summary = tmp_path / "summary.md"
+    done = run("-p", "wrong", *chosen, *workers, PYTHONPATH=path, GITHUB_STEP_SUMMARY=str(summary))
     assert done.returncode == 1, done.stdout + done.stderr
     assert "no table, for nothing can be judged: WrongBaseline: the baseline for dense" in done.stdout
     directory = next((tmp_path / "reports" / "runs").iterdir())
     assert [path.name for path in directory.iterdir()] == ["results.jsonl"], "no table"
+    assert "No table, for nothing can be judged" in summary.read_text(encoding="utf-8")
+    assert "| TP |" not in summary.read_text(encoding="utf-8")
     results = read_results(directory)
     assert not results.complete
     assert len(results.checks) < 8
