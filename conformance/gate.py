@@ -48,15 +48,6 @@ class MustWork(Strictly):
     verdicts: Items[VerdictWord] = Field(tuple(v.value for v in Verdict if v.green), min_length=1)
 
 
-def _check_reason(text: str) -> str:
-    if not text.strip():
-        raise form_error("blank text", "why it is waived")
-    return text
-
-
-Reason = Annotated[Words, AfterValidator(_check_reason), Field(json_schema_extra={"pattern": r"\S"})]
-
-
 class Waiver(Strictly):
     """What may be red until the end of that day, and why: a row, or a family of operators. What is left out holds for all.
 
@@ -66,7 +57,7 @@ class Waiver(Strictly):
     row: Id | None = None
     operator: Family | None = None
     until: datetime.date
-    reason: Reason
+    reason: Words
     roles: Items[Role] = Field(ROLES, min_length=1)
     variant: Id | None = None
     check: Check | None = None

@@ -193,9 +193,17 @@ ConditionText = Annotated[
     PlainSerializer(str),
     WithJsonSchema({"type": "string", "pattern": r"^\s*(==|!=|>=|<=|>|<)\s*\S+\s*$"}),
 ]
+
+
+def _check_words(text: str) -> str:
+    if not text.strip():
+        raise form_error("blank text", "some words")
+    return text
+
+
 WorldSize = Annotated[int, Strict(), AfterValidator(_check_world_size), WithJsonSchema({"enum": [1, 2, 4]})]
 Size = Annotated[int, Field(ge=1, le=4)]
-Words = Annotated[str, Field(min_length=1, max_length=2000)]
+Words = Annotated[str, Field(min_length=1, max_length=2000, json_schema_extra={"pattern": r"\S"}), AfterValidator(_check_words)]
 
 
 class Bilingual(Strictly):

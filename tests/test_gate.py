@@ -269,7 +269,7 @@ def test_a_policy_is_read(tmp_path: Path) -> None:
         ("2026-12-31", "2026-02-30", ":7: Invalid date or datetime"),
         ("until = 2026-12-31\n", "", ":4: row 'swap-optimizer': key 'until': missing"),
         ('"because"', '""', ":8: row 'swap-optimizer': key 'reason': empty text"),
-        ('"because"', '" \\t"', ":8: row 'swap-optimizer': key 'reason': blank text; right form: why it is waived"),
+        ('"because"', '" \\t"', ":8: row 'swap-optimizer': key 'reason': blank text; right form: some words"),
         ('"because"', '"because', ":8: "),
         ('"because"', '"a"\nwhy = 1', ":9: row 'swap-optimizer': key 'why': unknown field 'why'"),
         ('"because"', '"a"\nreason = "b"', ":9: Cannot overwrite a value"),

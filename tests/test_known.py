@@ -138,6 +138,7 @@ def test_a_good_entry_loads(tmp_path: Path) -> None:
         ),
         ("    contains: tp_group\n", "", r":2: row 'mc2': key 'contains': missing; right form: see the published schema"),
         ("contains: tp_group", 'contains: ""', r":7: row 'mc2': key 'contains': empty text"),
+        ("contains: tp_group", 'contains: " "', r":7: row 'mc2': key 'contains': blank text; right form: some words"),
         ("https://example.org/1", "https://", r":9: row 'mc2': key 'link': 'https://' is not a link; right form: https"),
         ("https://", "javascript:", r":9: row 'mc2': key 'link': .*is not a link; right form: https"),
         ("    reason: no tp_group parameter\n", "", r":2: row 'mc2': key 'reason': missing"),
