@@ -7,17 +7,17 @@
 from __future__ import annotations
 
 import math
-import operator
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, Strict, WithJsonSchema, model_validator
 
 from conformance import extensions, models
+from conformance.condition import COMPARE, Condition, compare, shown
 from conformance.errors import UsageFault
 from conformance.operators import Family
 from conformance.yamlsource import Items, Strictly, form_error, load, nearest, validate
@@ -32,15 +32,6 @@ Form = Literal["plain", "+", "++"]
 Scalar = bool | int | float | str | None
 #: Marks the keys of verl's open mapping that is handed to megatron-core's TransformerConfig (and to MindSpeed).
 OVERRIDES = ".override_transformer_config."
-
-_COMPARE: dict[str, Callable[[Any, Any], bool]] = {
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
 
 _GROUP = "(tp|pp|cp|dp|ep|etp|dp_cp|edp|etp_ep|tp_cp)"
 _DOTTED = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*"
@@ -63,56 +54,6 @@ _FAMILIES = {
 _OWN_FACT = rf"(?!({'|'.join(_FAMILIES)})\.)[a-z][a-z0-9_]*\.{extensions.KEY}"
 _ID = "[a-z0-9]+(-[a-z0-9]+)*"
 _KEY = r"actor_rollout_ref\.(actor|ref)(\.[a-z_][a-z0-9_]*)+"
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A comparison with a fixed right side, e.g. `> 0` or `== TEGroupedMLP`."""
-
-    operator: str
-    right: float | str
-
-    @classmethod
-    def parse(cls, text: object) -> Condition:
-        """Read `OPERATOR VALUE`; the value is a number, else text, which only == and != can compare."""
-        right_form = "an operator (== != > >= < <=) and a value, such as '> 0' or '== 2'"
-        match = re.fullmatch(r"\s*(==|!=|>=|<=|>|<)\s*(\S+)\s*", text) if isinstance(text, str) else None
-        if match is None:
-            raise form_error(f"{text!r} is not a condition", right_form)
-        symbol, word = match.groups()
-        value = _number(word)
-        if isinstance(value, str) and symbol not in ("==", "!="):
-            raise form_error(f"{text!r} orders text", "a number after > >= < <=")
-        return cls(symbol, value)
-
-    def holds(self, value: float | str | None) -> bool:
-        """Whether a fact satisfies the condition. An absent fact (None) is 0 to a number and unequal to any text."""
-        return _holds(self.operator, value, self.right)
-
-    def __str__(self) -> str:
-        return f"{self.operator} {_plain(self.right)}"
-
-
-def _holds(symbol: str, left: float | str | None, right: float | str | None) -> bool:
-    if isinstance(left, str) or isinstance(right, str):
-        if isinstance(left, str) and isinstance(right, str):
-            return symbol in ("==", "!=") and _COMPARE[symbol](left, right)
-        return symbol == "!="
-    return _COMPARE[symbol](left or 0, right or 0)
-
-
-def _number(word: str) -> float | str:
-    for kind in (int, float):
-        try:
-            value = kind(word)
-        except ValueError:
-            continue
-        return value if math.isfinite(value) else word
-    return word
-
-
-def _plain(value: float | str | None) -> str:
-    return "absent" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _check_fact(text: str) -> str:
@@ -167,7 +108,6 @@ def _check_world_size(value: int) -> int:
     return value
 
 
-_SYMBOLS = list(_COMPARE)
 Id = Annotated[str, AfterValidator(_check_id), WithJsonSchema({"type": "string", "pattern": f"^{_ID}$"})]
 Key = Annotated[str, AfterValidator(_check_key), WithJsonSchema({"type": "string", "pattern": f"^{_KEY}$"})]
 FactName = Annotated[
@@ -246,14 +186,14 @@ class Evidence(Strictly):
     fact: FactName
     on: ConditionText | None = None
     off: ConditionText | None = None
-    change: Annotated[str | None, Field(json_schema_extra={"enum": [*_SYMBOLS, None]})] = None
+    change: Annotated[str | None, Field(json_schema_extra={"enum": [*COMPARE, None]})] = None
     roles: Items[Role] = Field(ROLES, min_length=1)
     ranks: Literal["all", "any"] = "all"
 
     @model_validator(mode="after")
     def _is_two_sided(self) -> Evidence:
-        if self.change is not None and self.change not in _COMPARE:
-            raise form_error(f"{self.change!r} is not an operator", "one of " + " ".join(_SYMBOLS), "change")
+        if self.change is not None and self.change not in COMPARE:
+            raise form_error(f"{self.change!r} is not an operator", "one of " + " ".join(COMPARE), "change")
         if self.change is None and (self.on is None or self.off is None):
             raise form_error("evidence must be two-sided", "both 'on' and 'off', or 'change'")
         return self
@@ -270,12 +210,12 @@ class Evidence(Strictly):
         """Compare the two runs rank by rank; None when nothing is asked. ValueError if the rank counts differ."""
         if self.change is None:
             return None
-        marks = [_holds(self.change, left, right) for left, right in zip(on, off, strict=True)]
-        seen = [f"{_plain(left)} (off: {_plain(right)})" for left, right in zip(on, off, strict=True)]
+        marks = [compare(self.change, left, right) for left, right in zip(on, off, strict=True)]
+        seen = [f"{shown(left)} (off: {shown(right)})" for left, right in zip(on, off, strict=True)]
         return self._line(marks, seen, f"{self.change} the value when off", self.ranks)
 
     def _judge(self, wanted: Condition, values: Sequence[float | str | None], ranks: str) -> Judged:
-        return self._line([wanted.holds(v) for v in values], [_plain(v) for v in values], str(wanted), ranks)
+        return self._line([wanted.holds(v) for v in values], [shown(v) for v in values], str(wanted), ranks)
 
     def _line(self, marks: list[bool], seen: list[str], wanted: str, ranks: str) -> Judged:
         holds = any(marks) if ranks == "any" else bool(marks) and all(marks)

@@ -12,8 +12,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from conformance.condition import Condition
 from conformance.errors import UsageFault
-from conformance.matrix import MATRIX, Condition, Evidence, load_matrix, override_text
+from conformance.matrix import MATRIX, Evidence, load_matrix, override_text
 from conformance.schema import DIRECTORY, texts
 
 A = "actor_rollout_ref.actor.megatron."
